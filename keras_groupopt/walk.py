@@ -1,0 +1,253 @@
+"""A model's layers turned into paths: the only reader of Keras' layer tree.
+
+`variable.path` says where a variable was made, not where it sits: a backbone nested in a model
+keeps `Conv1/kernel`. Here the path is found by walking down from the model, and automatic names are
+counted per parent, so the same code gives the same paths in every process. Walking reads and never
+writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from keras_groupopt import _compat
+from keras_groupopt.naming import automatic_base, known_bases, number_siblings, split_automatic
+from keras_groupopt.variable_info import LayerInfo, VariableCatalog, VariableInfo
+
+__all__ = ["describe_model", "describe_variables"]
+
+# A layer may sit in many places, and a chain of layers that each hold the next one twice would have
+# exponentially many paths; beyond this many places of one layer no more aliases are collected.
+_MOST_PLACES = 256
+
+
+def describe_model(model: keras.Layer) -> VariableCatalog:
+    """Describes every weight of a model, trainable or not, by its layer path.
+
+    The order is that of `model.weights`, so trainable ones stand as in `model.trainable_variables`.
+    States of random generators are left out. A shared variable has one canonical path, the first on
+    the way down; its other places are aliases, as is `variable.path`.
+
+    Args:
+        model: A Keras model (or layer) that is built. Layers in it that are not built yet have no
+            variables; their paths are kept in `unbuilt_layers`.
+
+    Returns:
+        The catalog of its variables.
+
+    Raises:
+        TypeError: If `model` is not a Keras model or layer.
+        ValueError: If `model` is not built.
+
+    Example:
+
+    >>> import keras
+    >>> backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)], name="backbone")
+    >>> model = keras.Sequential([backbone, keras.layers.Dense(2, name="head")])
+    >>> describe_model(model).paths
+    ('backbone/dense/kernel', 'backbone/dense/bias', 'head/kernel', 'head/bias')
+    """
+    if not isinstance(model, keras.Layer):
+        raise TypeError(
+            "`model` must be a Keras model or layer. "
+            f"Received: model={model!r} (of type {type(model).__name__})."
+        )
+    if not model.built:
+        raise ValueError(
+            "`model` must be built before its variables can be named. "
+            f"Received: model named {model.name!r}, which has no input shape yet. "
+            "Call `model.build(input_shape)`, call it once on a batch, or start it with "
+            "`keras.Input`."
+        )
+    walk = _Walk()
+    walk.enter(model, "", ())
+    weights = {id(variable): variable for variable in model.weights}
+    trainable = {id(variable): variable for variable in model.trainable_variables}
+    variables = {**weights, **trainable}
+    strays = [variable for key, variable in variables.items() if key not in walk.places]
+    # A class may list weights it does not hold; they are named by Keras' path alone.
+    taken = {place.path for places in walk.places.values() for place in places}
+    for variable, info in zip(strays, describe_variables(strays), strict=True):
+        path = _untaken(info.path, taken)
+        walk.places[id(variable)] = [_Place(path, path.split("/")[-1], ())]
+    infos = [
+        _variable_info(variable, walk.places[key], key in trainable)
+        for key, variable in variables.items()
+    ]
+    return VariableCatalog(tuple(infos), unbuilt_layers=tuple(walk.unbuilt))
+
+
+def describe_variables(variables: Iterable[keras.Variable]) -> VariableCatalog:
+    """Describes variables without a model, by `variable.path` with automatic names renumbered.
+
+    Such paths lack the parents of nested models and change when a Sequential model is loaded, hence
+    `provisional`. Where Keras gives several variables one path, the owner's name gets `@1`, `@2`.
+
+    Args:
+        variables: Keras variables, in the order the optimizer is given them.
+
+    Returns:
+        A provisional catalog, in the same order.
+
+    Example:
+
+    >>> import keras
+    >>> layer = keras.layers.Dense(2, name="head")
+    >>> layer.build((None, 3))
+    >>> describe_variables(layer.weights).paths
+    ('head/kernel', 'head/bias')
+    """
+    variables = list(variables)
+    bases = known_bases(cls.__name__ for cls in _compat.layer_classes()) | {"variable"}
+    raw_paths = [tuple(str(variable.path).split("/")) for variable in variables]
+    infos = []
+    taken: set[str] = set()
+    for variable, raw, path in zip(
+        variables, raw_paths, _tell_apart(_renumber_paths(raw_paths, bases)), strict=True
+    ):
+        layers = tuple(
+            LayerInfo(
+                name,
+                "/".join(path[: level + 1]),
+                raw_name=raw[level],
+                automatic=split_automatic(raw[level], bases) is not None,
+            )
+            for level, name in enumerate(path[:-1])
+        )
+        full = _untaken("/".join(path), taken)
+        place = _Place(full, full.split("/")[-1], layers)
+        infos.append(_variable_info(variable, [place], bool(variable.trainable)))
+    return VariableCatalog(tuple(infos), provisional=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    path: str
+    name: str
+    layers: tuple[LayerInfo, ...]
+
+
+@dataclass
+class _Walk:
+    """Collects the places of every variable, in the order of the way down."""
+
+    places: dict[int, list[_Place]] = field(default_factory=dict)
+    unbuilt: list[str] = field(default_factory=list)
+    _entered: dict[int, int] = field(default_factory=dict)
+    _open: set[int] = field(default_factory=set)
+    _children: dict[int, list[tuple[keras.Layer, str]]] = field(default_factory=dict)
+    _class_names: dict[type, tuple[str, ...]] = field(default_factory=dict)
+
+    def enter(self, layer: keras.Layer, prefix: str, layers: tuple[LayerInfo, ...]) -> None:
+        key = id(layer)
+        entered = self._entered.get(key, 0)
+        # A layer that holds one above it would lead round for ever.
+        if key in self._open or entered >= _MOST_PLACES:
+            return
+        self._entered[key] = entered + 1
+        self._open.add(key)
+        own = _compat.own_variables(layer)
+        if not layer.built and not own and not entered and prefix:
+            self.unbuilt.append(prefix[:-1])
+        for variable, name in zip(own, _variable_names(own), strict=True):
+            self.places.setdefault(id(variable), []).append(_Place(prefix + name, name, layers))
+        for child, name in self._named_children(layer):
+            path = prefix + name
+            automatic = automatic_base(child.name, type(child).__name__) is not None
+            classes = self._classes(type(child))
+            info = LayerInfo(name, path, classes, id(child), child.name, automatic)
+            self.enter(child, path + "/", (*layers, info))
+        self._open.discard(key)
+
+    def _named_children(self, layer: keras.Layer) -> list[tuple[keras.Layer, str]]:
+        if id(layer) not in self._children:
+            children = _compat.child_layers(layer)
+            names = number_siblings(
+                [
+                    (child.name, automatic_base(child.name, type(child).__name__))
+                    for child in children
+                ]
+            )
+            self._children[id(layer)] = list(zip(children, names, strict=True))
+        return self._children[id(layer)]
+
+    def _classes(self, cls: type) -> tuple[str, ...]:
+        if cls not in self._class_names:
+            self._class_names[cls] = tuple(_compat.layer_class_names(cls))
+        return self._class_names[cls]
+
+
+def _variable_info(variable: Any, places: list[_Place], trainable: bool) -> VariableInfo:
+    first, *others = places
+    paths = [place.path for place in places]
+    keras_path = "" if variable.path in paths else str(variable.path)
+    aliases = [*paths[1:], keras_path] if keras_path else paths[1:]
+    above = {layer.path: layer for place in others for layer in place.layers}
+    return VariableInfo(
+        path=first.path,
+        name=first.name,
+        shape=tuple(variable.shape),
+        dtype=keras.backend.standardize_dtype(variable.dtype),
+        trainable=trainable,
+        aliases=tuple(aliases),
+        layers=first.layers,
+        identity=id(variable),
+        keras_path=keras_path,
+        alias_layers=tuple(above.values()),
+    )
+
+
+def _variable_names(variables: list[keras.Variable]) -> list[str]:
+    names = [variable.name for variable in variables]
+    return number_siblings([(name, automatic_base(name, "Variable")) for name in names])
+
+
+def _untaken(path: str, taken: set[str]) -> str:
+    """Returns `path`, with `@n` if it is taken, and takes it."""
+    unique, occurrence = path, 1
+    while unique in taken:
+        occurrence += 1
+        unique = f"{path}@{occurrence}"
+    taken.add(unique)
+    return unique
+
+
+def _renumber_paths(paths: list[tuple[str, ...]], bases: frozenset[str]) -> list[tuple[str, ...]]:
+    """Counts automatic names again among those below one parent, level by level."""
+    children: dict[tuple[str, ...], dict[str, None]] = {}
+    for path in paths:
+        for level, name in enumerate(path):
+            children.setdefault(path[:level], {})[name] = None
+    renamed = {
+        parent: dict(
+            zip(
+                names,
+                number_siblings([(name, split_automatic(name, bases)) for name in names]),
+                strict=True,
+            )
+        )
+        for parent, names in children.items()
+    }
+    return [tuple(renamed[path[:level]][name] for level, name in enumerate(path)) for path in paths]
+
+
+def _tell_apart(paths: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """Numbers the owners (or the variables, if they have none) of paths that are equal."""
+    occurrences: dict[tuple[str, ...], int] = {}
+    order = []
+    for path in paths:
+        occurrences[path] = occurrences.get(path, 0) + 1
+        order.append(occurrences[path])
+    repeated = {path[:-1] or path for path, count in occurrences.items() if count > 1}
+    result = []
+    for path, occurrence in zip(paths, order, strict=True):
+        if path[:-1] in repeated:
+            path = (*path[:-2], f"{path[-2]}@{occurrence}", path[-1])
+        elif path in repeated:
+            path = (*path[:-1], f"{path[-1]}@{occurrence}")
+        result.append(path)
+    return result

@@ -6,8 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+import numpy as np
 
-__all__ = ["child_layers", "layer_class_names", "own_variables"]
+__all__ = [
+    "child_layers",
+    "declared_learning_rate",
+    "has_decay_exclusion",
+    "layer_class_names",
+    "layer_classes",
+    "own_variables",
+]
 
 
 def child_layers(layer: keras.Layer) -> list[keras.Layer]:
@@ -53,3 +61,23 @@ def layer_classes() -> Iterator[type[Any]]:
             seen.add(cls)
             pending += cls.__subclasses__()
             yield cls
+
+
+def declared_learning_rate(optimizer: Any) -> Any:
+    """Returns the rate an optimizer was made with: a float, a schedule or a function.
+
+    `learning_rate` gives the value of a schedule at the current step, not the schedule.
+    """
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.Variable):
+        # The shortest decimal that rounds to the float32 value: 0.1 rather than 0.10000000149.
+        return float(str(np.float32(keras.ops.convert_to_numpy(rate))))
+    return rate
+
+
+def has_decay_exclusion(optimizer: Any) -> bool:
+    """Whether `exclude_from_weight_decay` was called; its effect is in no config."""
+    return bool(
+        getattr(optimizer, "_exclude_from_weight_decay", None)
+        or getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    )

@@ -15,6 +15,7 @@ from keras_groupopt.declaration import Declaration
 from keras_groupopt.groups import Anchor, Group
 from keras_groupopt.hyperparameters import (
     deserialize_scalar,
+    is_registered,
     registered_function,
     registered_function_name,
     serialize_scalar,
@@ -223,7 +224,7 @@ def warn_unserializable(groups: Sequence[Group], defaults: Defaults) -> None:
     """Warns, before hours of training, about what the first checkpoint could not save."""
     reasons = []
     rate = defaults.learning_rate
-    if callable(rate) and not hasattr(rate, "get_config") and not registered_function_name(rate):
+    if callable(rate) and not hasattr(rate, "get_config") and not is_registered(rate):
         reasons.append(f"the base learning rate is the function {rate!r}")
     for group in groups:
         for name in ("selector", "exclude_from_decay"):

@@ -78,14 +78,7 @@ def serialize_scalar(value: Any, where: str) -> Any:
         return value
     if is_schedule(value):
         return keras.saving.serialize_keras_object(value)
-    name = registered_function_name(value)
-    if name is None:
-        raise ValueError(
-            f"A function as {where} must be registered to be saved. Received: {value!r}. "
-            "Decorate it with `@keras.saving.register_keras_serializable()`, or use a "
-            "`LearningRateSchedule`."
-        )
-    return {"function": name}
+    return {"function": registered_function_name(value, where)}
 
 
 def deserialize_scalar(value: Any, where: str) -> Any:
@@ -97,13 +90,27 @@ def deserialize_scalar(value: Any, where: str) -> Any:
     return keras.saving.deserialize_keras_object(value)
 
 
-def registered_function_name(function: Any) -> str | None:
-    """Returns the name a function is registered under, or `None` if it is not."""
+def is_registered(function: Any) -> bool:
+    """Whether a function is registered with Keras, and so can be saved by name."""
     name = keras.saving.get_registered_name(function)
-    return name if keras.saving.get_registered_object(name) is function else None
+    return keras.saving.get_registered_object(name) is function
 
 
-def registered_function(name: str, where: str) -> Any:
+def registered_function_name(function: Any, where: str = "a selector") -> str:
+    """Returns the name a function is registered under.
+
+    Raises:
+        ValueError: If it is not registered.
+    """
+    if not is_registered(function):
+        raise ValueError(
+            f"A function as {where} must be registered to be saved. Received: {function!r}. "
+            "Decorate it with `@keras.saving.register_keras_serializable()`."
+        )
+    return str(keras.saving.get_registered_name(function))
+
+
+def registered_function(name: str, where: str = "a selector") -> Any:
     """Returns the function registered under `name`.
 
     Raises:

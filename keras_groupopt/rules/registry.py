@@ -193,7 +193,7 @@ def make_rule(rule: Rule, learning_rate: float | Callable[[], Any], where: str) 
                 f"`rule` must get arguments that {cls.__name__} takes. Received: {rule!r} in "
                 f"{where}: {error} {_argument_hint(cls, rule)}"
             ) from error
-    for name in (*LIFTED, *(n for n in optimizer.get_config() if n.endswith("weight_decay"))):
+    for name in [n for n in vars(optimizer) if n in LIFTED or n.endswith("weight_decay")]:
         setattr(optimizer, name, None)
     return optimizer
 

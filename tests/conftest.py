@@ -1,0 +1,59 @@
+"""Fixtures of the test suite; what doctests share with it is in the conftest.py above."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+
+import hypothesis
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+
+# No deadline: the first example may pay for a compilation. In CI the same examples each time.
+hypothesis.settings.register_profile("local", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True, database=None)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture
+def backend() -> str:
+    """The name of the backend this run is on."""
+    return os.environ["KERAS_BACKEND"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    current = os.environ["KERAS_BACKEND"]
+    for item in items:
+        for marker in item.iter_markers("backends"):
+            if current not in marker.args:
+                reason = marker.kwargs["reason"]
+                item.add_marker(pytest.mark.skip(reason=f"not on {current}: {reason}"))
+
+
+@pytest.fixture
+def new_process(tmp_path: pathlib.Path) -> Callable[..., str]:
+    """Runs Python code, or a script, in a process of its own on this backend; returns what it printed.
+
+    `new_process("print(1)")`, `new_process(path, "--steps", "2", env={"NAME": "value"})`. The
+    working folder is the test's `tmp_path`. A failure shows all that the process wrote.
+    """
+
+    def run(program: str | pathlib.Path, *arguments: str, env: dict[str, str] | None = None) -> str:
+        command = [str(program)] if isinstance(program, pathlib.Path) else ["-c", program]
+        done = subprocess.run(
+            [sys.executable, *command, *arguments],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(env or {})},
+            check=False,
+        )
+        if done.returncode:
+            pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}", pytrace=False)
+        return done.stdout
+
+    return run

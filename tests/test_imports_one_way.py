@@ -1,0 +1,157 @@
+"""The direction of the imports, read from the source, so that nothing has to be imported."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+from collections.abc import Iterator
+
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+PACKAGE = "keras_groupopt"
+BACKENDS = ("tensorflow", "jax", "torch")
+
+# From the bottom up. A part may import parts of the rows above it in this table, and of its own
+# row; `ALONE` import nothing of ours at all.
+ROWS = (
+    ("variable_info", "views", "_compat"),
+    ("selectors",),
+    ("groups",),
+    ("plan",),
+    ("walk",),
+    ("rules", "schedules"),
+    ("hyperparameters", "decay", "clipping", "accumulation", "averaging", "sharpness", "kernels"),
+    ("state",),
+    ("grouped_optimizer",),
+    ("training", "callbacks", "recipes"),
+    ("__init__",),
+)
+ALONE = ("variable_info", "views", "_compat")
+PURE = ("variable_info", "selectors", "groups", "plan", "views")
+ROW_OF = {part: row for row, parts in enumerate(ROWS) for part in parts}
+
+SOURCES = sorted((REPOSITORY / PACKAGE).rglob("*.py"))
+IDS = [path.relative_to(REPOSITORY).as_posix() for path in SOURCES]
+each_module = pytest.mark.parametrize("path", SOURCES, ids=IDS)
+
+
+def module_name(path: pathlib.Path) -> str:
+    parts = path.relative_to(REPOSITORY).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
+
+
+def part_of(module: str) -> str:
+    """`keras_groupopt.views.table` belongs to the part `views`; the package itself is `__init__`."""
+    names = module.split(".")
+    return names[1] if len(names) > 1 else "__init__"
+
+
+MODULES = {module_name(path) for path in SOURCES}
+
+
+def imports(path: pathlib.Path) -> Iterator[tuple[str, int]]:
+    """Full names of all that a module imports, inside functions too, with their lines."""
+    package = PACKAGE if path.parent.name == PACKAGE else f"{PACKAGE}.{path.parent.name}"
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) + 1 - node.level]
+                base = ".".join([*parents, base] if base else parents)
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                # `from keras_groupopt import plan` names a module, `from ….plan import Plan` does not.
+                yield (full if full in MODULES or base == "keras" else base), node.lineno
+
+
+def top(module: str) -> str:
+    return module.split(".")[0]
+
+
+@each_module
+def test_a_module_has_a_place_in_the_direction(path):
+    assert part_of(module_name(path)) in ROW_OF, "add the part to ROWS in this test, and say why"
+
+
+@each_module
+def test_a_module_imports_only_what_is_below_it(path):
+    own = part_of(module_name(path))
+    wrong = []
+    for module, line in imports(path):
+        if top(module) != PACKAGE or part_of(module) == own:
+            continue
+        if own in ALONE or ROW_OF[part_of(module)] > ROW_OF[own]:
+            wrong.append(f"{path.name}:{line} imports {module}")
+    assert wrong == []
+
+
+def test_no_two_modules_import_each_other_in_a_circle():
+    graph = {
+        module_name(path): {module for module, _ in imports(path) if module in MODULES}
+        for path in SOURCES
+    }
+    done: set[str] = set()
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert module not in trail, " → ".join((*trail, module))
+        if module not in done:
+            for other in sorted(graph[module]):
+                visit(other, (*trail, module))
+            done.add(module)
+
+    for module in sorted(graph):
+        visit(module, ())
+
+
+@each_module
+def test_a_pure_module_imports_neither_keras_nor_a_backend(path):
+    if part_of(module_name(path)) not in PURE:
+        return
+    for module, line in imports(path):
+        assert top(module) not in ("keras", *BACKENDS), f"{path.name}:{line}"
+        assert top(module) != PACKAGE or part_of(module) in PURE, f"{path.name}:{line}: {module}"
+
+
+@each_module
+def test_only_the_compatibility_module_reaches_into_keras(path):
+    if path.name == "_compat.py":
+        return
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    prose = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and ast.get_docstring(node) is not None
+    }
+    for module, line in imports(path):
+        assert not (module + ".").startswith("keras.src."), f"{path.name}:{line}"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            assert (node.value.id, node.attr) != ("keras", "src"), f"{path.name}:{node.lineno}"
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
+            assert "keras.src" not in node.value, f"{path.name}:{node.lineno}"
+
+
+@each_module
+def test_a_backend_is_imported_only_by_a_module_named_after_it(path):
+    for module, line in imports(path):
+        for backend in BACKENDS:
+            if top(module) in (backend, f"{backend}lib"):
+                assert backend in path.name, f"{path.name}:{line} imports {module}"
+            if top(module) == PACKAGE and backend in module.rpartition(".")[2]:
+                node = enclosing_function(path, line)
+                assert node is not None, (
+                    f"{path.name}:{line} imports {module} for every backend: import it in the "
+                    f"function that needs it"
+                )
+
+
+def enclosing_function(path: pathlib.Path, line: int) -> ast.FunctionDef | None:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef) and node.lineno <= line <= (node.end_lineno or 0):
+            return node
+    return None

@@ -215,6 +215,25 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
     # Build --------------------------------------------------------------------------------------
 
+    @property
+    def built(self) -> bool:
+        """Whether it is built, and still knows every trainable variable of its model.
+
+        Keras asks before `fit` on JAX, and builds where the answer is no. `build` then refuses
+        variables it does not know, before Keras has taken the weights out of the model.
+        """
+        if not self._is_built:
+            return False
+        model = self._declaration.live_model(required=False)
+        if model is None:
+            return True
+        known = self._trainable_variables_indices
+        return all(self._var_key(variable) in known for variable in model.trainable_variables)
+
+    @built.setter
+    def built(self, value: bool) -> None:
+        self._is_built = value
+
     def build(self, variables: Sequence[Any]) -> None:
         """Resolves the plan for `variables`, freezes it, and makes all state.
 
@@ -224,9 +243,10 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         Raises:
             ValueError: If the plan cannot be made.
         """
-        if self.built:
-            return
         variables = list(variables)
+        if self._is_built:
+            self._positions(variables)
+            return
         plan = self._resolve(variables)
         self._say_if_changed(plan)
         for planned in plan.groups:
@@ -271,7 +291,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         if not grads:
             return
         if trainable_variables is None:
-            if not self.built:
+            if not self._is_built:
                 raise ValueError(
                     "`apply` needs variables until the optimizer is built. Received: gradients "
                     "only. Call `optimizer.build(model.trainable_variables)` first."
@@ -279,7 +299,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             variables = list(self._trainable_variables)
         else:
             variables = list(trainable_variables)
-            if not self.built:
+            if not self._is_built:
                 with kernels.outside_compiled_step():
                     self.build(variables)
         if len(grads) != len(variables):
@@ -389,7 +409,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         Raises:
             ValueError: If the optimizer is not built, or counts differ.
         """
-        if not self.built or not kernels.STATELESS:
+        if not self._is_built or not kernels.STATELESS:
             return super().stateless_apply(optimizer_variables, grads, trainable_variables)
         variables = list(self._trainable_variables)
         if len(trainable_variables) != len(variables):
@@ -540,14 +560,14 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         Raises:
             ValueError: If the optimizer is not built, or counts or shapes differ.
         """
-        variables = self.variables if self.built else []
+        variables = self.variables if self._is_built else []
         shapes = [tuple(v.shape) for v in variables]
         received = [tuple(ops.shape(weight)) for weight in weights]
         if shapes != received:
             raise ValueError(
                 "`weights` must have the shapes of `optimizer.variables`. Received: "
                 f"{len(received)} values for {len(shapes)} variables"
-                f"{'' if self.built else ', as the optimizer is not built'}."
+                f"{'' if self._is_built else ', as the optimizer is not built'}."
             )
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)

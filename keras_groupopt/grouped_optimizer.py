@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt import clipping, config, kernels, state, walk
+from keras_groupopt import clipping, config, kernels, memory, state, walk
 from keras_groupopt import plan as planning
 from keras_groupopt.declaration import Declaration, check_base, check_choice, check_default_rule
 from keras_groupopt.groups import (
@@ -164,7 +164,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 "`plan` needs a model before the optimizer is built. Received: no model. Pass "
                 "`GroupedOptimizer(model=...)` or call `optimizer.bind(model)`."
             )
-        self._declaration.preview = self._resolve(list(model.trainable_variables))
+        preview = self._resolve(list(model.trainable_variables))
+        self._declaration.preview = planning.with_state_bytes(preview, memory.estimate(preview))
         return self._declaration.preview
 
     def bind(self, model: Any) -> None:

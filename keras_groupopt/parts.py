@@ -11,6 +11,7 @@ import numpy as np
 
 from keras_groupopt import anchors, clipping, decay, state
 from keras_groupopt.hyperparameters import Scalar
+from keras_groupopt.memory import bytes_of
 from keras_groupopt.plan import Plan, PlannedGroup
 from keras_groupopt.rules.registry import make_rule
 
@@ -220,23 +221,17 @@ class Parts:
             }
             for variable in group.rule.variables:
                 index, _ = group.slots[id(variable)]
-                if index is not None:
-                    sizes[positions[id(group.ruled[index])]] += _bytes(variable)
+                if index is not None and variable is not group.rule.iterations:
+                    sizes[positions[id(group.ruled[index])]] += bytes_of(variable.shape, variable.dtype)
             for planned, anchor in zip(group.planned.variables, group.anchors, strict=True):
                 if anchor is not None:
-                    sizes[planned.position] += _bytes(anchor)
+                    sizes[planned.position] += bytes_of(anchor.shape, anchor.dtype)
         return sizes
 
 
 def overwritten_by_gradient(variable: Any) -> bool:
     """Whether the gradient is the variable's next value (scales of float8 training)."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
-
-
-def _bytes(variable: Any) -> int:
-    dtype = keras.backend.standardize_dtype(variable.dtype)
-    width = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-    return int(np.prod(variable.shape, dtype="int64")) * width
 
 
 def _copy_of(value: Any) -> Any:

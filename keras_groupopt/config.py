@@ -40,8 +40,9 @@ def to_config(optimizer: Any, declaration: Declaration, parts: Parts | None) -> 
         ValueError: If a function in the declaration is not registered with Keras.
     """
     defaults = declaration.defaults
-    catalog = declaration.catalog
     records, provisional = _records(optimizer, declaration, parts)
+    # Known once there are records: a plan was resolved.
+    catalog = declaration.catalog
     return {
         "name": optimizer.name,
         "groups": [_group_config(group, catalog) for group in declaration.groups],

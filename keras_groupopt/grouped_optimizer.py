@@ -307,6 +307,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         positions = self._positions(variables)
         kernels.check_replicas()
         parts = self._built_parts("apply")
+        parts.capture_due_anchors()
         parts.received = frozenset(positions)
         with keras.name_scope(self.name):
             self._apply(parts, grads, positions)
@@ -503,10 +504,11 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
     def anchor_drift(self) -> dict[str, Tensor]:
         """Returns `‖w − anchor‖` per group that has a stored anchor; float32 scalars."""
-        groups = self._built_parts("anchor_drift").groups
+        parts = self._built_parts("anchor_drift")
+        parts.capture_due_anchors()
         return {
             group.name: group.drift()
-            for group in groups
+            for group in parts.groups
             if any(anchor is not None for anchor in group.anchors)
         }
 
@@ -516,7 +518,10 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     def variables(self) -> list[Any]:
         """All state: the optimizer's own variables, then each group's rule's."""
         parts = getattr(self, "_parts", None)
-        return self._variables[:] + ([] if parts is None else parts.rule_variables)
+        if parts is None:
+            return self._variables[:]
+        parts.capture_due_anchors()
+        return self._variables[:] + parts.rule_variables
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Sets `optimizer.variables`, in order.
@@ -540,6 +545,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         """Writes all state, keyed by group, layer path and slot, with a manifest."""
         if self._parts is None:
             return
+        self._parts.capture_due_anchors()
         entries = state.entries_of(self, self._parts)
         state.write(store, entries, state.manifest_of(entries, self._parts.plan))
 
@@ -551,6 +557,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 is assigned then.
         """
         if not len(store.keys()):
+            self._note_weights_without_state()
             return
         manifest = state.read_manifest(store)
         values = state.read(store, manifest)
@@ -558,6 +565,18 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             self._declaration.pending = (manifest, values)
         else:
             state.assign(self, self._parts, manifest, values)
+
+    def _note_weights_without_state(self) -> None:
+        if self._parts is None:
+            return
+        if int(self._iterations) == 0:
+            self._parts.anchors_are_due = True
+        else:
+            warnings.warn(
+                "The file holds weights but no optimizer state. The optimizer stays as it is: at "
+                f"step {int(self._iterations)}, with its moments and anchors.",
+                stacklevel=3,
+            )
 
     # Config -------------------------------------------------------------------------------------
 

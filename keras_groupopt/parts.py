@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import anchors, clipping, decay, slots
+from keras_groupopt import _compat, anchors, clipping, decay, kernels, slots
 from keras_groupopt.hyperparameters import Scalar
 from keras_groupopt.memory import bytes_of
 from keras_groupopt.plan import Plan, PlannedGroup
@@ -64,6 +64,7 @@ class GroupParts:
         self.rule.name = prefix
         ruled = [v for v in self.variables if not overwritten_by_gradient(v)]
         self.rule.build(ruled)
+        _compat.track_all_state(self.rule)
         self.slots = slots.slot_names(self.rule, len(ruled))
         self.ruled = ruled
 
@@ -83,6 +84,12 @@ class GroupParts:
                     initializer=_copy_of(values.get(planned.position, variable)),
                 )
 
+    @property
+    def starts_at_initial(self) -> bool:
+        """Whether the group's anchors are the weights it started from."""
+        anchor = self.planned.group.anchor
+        return anchor is not None and anchor.kind == "initial"
+
     def capture_anchors(self) -> None:
         """Takes the present weights as the anchors."""
         for variable, anchor in zip(self.variables, self.anchors, strict=True):
@@ -97,7 +104,7 @@ class GroupParts:
             for v, a in zip(self.variables, self.anchors, strict=True)
             if a is not None
         ]
-        return keras.ops.sqrt(keras.ops.sum(keras.ops.stack(squares)))
+        return keras.ops.stop_gradient(keras.ops.sqrt(keras.ops.sum(keras.ops.stack(squares))))
 
     def rate(self, base: Tensor, step: Tensor) -> Tensor:
         """Returns the group's rate at `step`, a float32 scalar."""
@@ -190,6 +197,9 @@ class Parts:
         for number, planned in enumerate(plan.groups):
             for index, variable in enumerate(planned.variables):
                 self.places[variable.position] = (number, index)
+        # Weights without optimizer state were loaded before the first step: they are the anchors,
+        # but other layers may still be loading.
+        self.anchors_are_due = False
         # Positions whose gradients the last traced or eager step received.
         self.received: frozenset[int] | None = None
         self.warned: set[tuple[str, ...]] = set()
@@ -197,6 +207,15 @@ class Parts:
     def __getitem__(self, name: str) -> GroupParts:
         self.plan[name]
         return next(group for group in self.groups if group.name == name)
+
+    def capture_due_anchors(self) -> None:
+        """Takes the initial anchors again where weights were loaded after the build."""
+        if self.anchors_are_due:
+            self.anchors_are_due = False
+            with kernels.outside_compiled_step():
+                for group in self.groups:
+                    if group.starts_at_initial:
+                        group.capture_anchors()
 
     @property
     def rule_variables(self) -> list[Any]:

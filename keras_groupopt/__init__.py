@@ -1,3 +1,26 @@
-"""Train different parts of a Keras 3 model differently, with one optimizer."""
+"""Train different parts of a Keras 3 model differently, with one optimizer.
+
+`GroupedOptimizer` goes into `model.compile(optimizer=...)`; each `Group` has its own rule,
+learning-rate ratio, decay and anchor.
+"""
+
+from keras_groupopt.grouped_optimizer import GroupedOptimizer as GroupedOptimizer
+from keras_groupopt.groups import Group as Group
+from keras_groupopt.groups import rule as rule
+from keras_groupopt.plan import Plan as Plan
+from keras_groupopt.rules.radam import RAdam as RAdam
+from keras_groupopt.schedules.constant import ConstantRate as ConstantRate
+from keras_groupopt.schedules.constant import constant as constant
+from keras_groupopt.selectors import Selector as Selector
+from keras_groupopt.selectors import default_exclude_from_decay as default_exclude_from_decay
+from keras_groupopt.selectors import everything as everything
+from keras_groupopt.selectors import layer as layer
+from keras_groupopt.selectors import layer_type as layer_type
+from keras_groupopt.selectors import path as path
+from keras_groupopt.selectors import rank as rank
+from keras_groupopt.selectors import regex as regex
+from keras_groupopt.selectors import variable_name as variable_name
+from keras_groupopt.selectors import variables as variables
+from keras_groupopt.selectors import where as where
 
 __version__ = "0.1.0"

@@ -1,0 +1,83 @@
+"""The only place that touches Keras' internals, with the reason for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+
+__all__ = [
+    "child_layers",
+    "declared_learning_rate",
+    "has_decay_exclusion",
+    "layer_class_names",
+    "layer_classes",
+    "own_variables",
+]
+
+
+def child_layers(layer: keras.Layer) -> list[keras.Layer]:
+    """Returns the layers directly below `layer`, each once, in an order the code decides.
+
+    Functional and Sequential models give their layers in the order of the graph; what is attached
+    to a model or layer as an attribute, alone or in lists and dicts, follows in the order of
+    assignment.
+    """
+    layers = list(layer.layers) if isinstance(layer, keras.Model) else []
+    # `layers` exists on models only; the tracker's list is what `Layer.weights` itself reads.
+    layers += getattr(layer, "_layers", [])
+    return list({id(child): child for child in layers if child is not layer}.values())
+
+
+def own_variables(layer: keras.Layer) -> list[keras.Variable]:
+    """Returns the weights that `layer` itself owns, each once, without those of layers below."""
+    # `Layer.weights` adds those of the children, and leaves out nothing else.
+    variables = [*layer._trainable_variables, *layer._non_trainable_variables]
+    return list({id(variable): variable for variable in variables}.values())
+
+
+def layer_class_names(cls: type) -> Iterator[str]:
+    """Yields the names of `cls` and its bases up to but without `keras.Layer`.
+
+    Keras' own bases that are no layers, such as a backend's trainer, are left out.
+    """
+    for base in cls.__mro__:
+        if base is keras.Layer:
+            return
+        # Models mix in classes of Keras that differ per backend.
+        if issubclass(base, keras.Layer) or not base.__module__.startswith("keras.src."):
+            yield base.__name__
+
+
+def layer_classes() -> Iterator[type[Any]]:
+    """Yields every class of layers that exists in this process."""
+    pending = [keras.Layer]
+    seen = set()
+    while pending:
+        cls = pending.pop()
+        if cls not in seen:
+            seen.add(cls)
+            pending += cls.__subclasses__()
+            yield cls
+
+
+def declared_learning_rate(optimizer: Any) -> Any:
+    """Returns the rate an optimizer was made with: a float, a schedule or a function.
+
+    `learning_rate` gives the value of a schedule at the current step, not the schedule.
+    """
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.Variable):
+        # The shortest decimal that rounds to the float32 value: 0.1 rather than 0.10000000149.
+        return float(str(np.float32(keras.ops.convert_to_numpy(rate))))
+    return rate
+
+
+def has_decay_exclusion(optimizer: Any) -> bool:
+    """Whether `exclude_from_weight_decay` was called; its effect is in no config."""
+    return bool(
+        getattr(optimizer, "_exclude_from_weight_decay", None)
+        or getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    )

@@ -1,0 +1,129 @@
+"""Given anchors: values from arrays or a file, matched to a group's variables and checked."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_groupopt import walk
+from keras_groupopt.groups import Anchor
+from keras_groupopt.plan import PlannedGroup, PlannedVariable
+
+
+def given_values(anchor: Anchor, planned: PlannedGroup, model: Any) -> dict[int, np.ndarray]:
+    """Returns, per position of each anchored variable of the group, its anchor's value.
+
+    Args:
+        anchor: An anchor of kind `"given"` with a source.
+        planned: The group.
+        model: The model, needed to read a `.weights.h5` file; may be `None` otherwise.
+
+    Raises:
+        ValueError: If a value is missing, too many, or of another shape.
+        OSError: If a file cannot be read.
+    """
+    where = planned.group.where
+    anchored = [variable for variable in planned.variables if variable.anchored]
+    source = anchor.source
+    if isinstance(source, str):
+        values = _from_mapping(_read(source, model, where), anchored, f"{where}, file {source!r}")
+    elif isinstance(source, Mapping):
+        values = _from_mapping(source, anchored, where)
+        unknown = [path for path in source if path not in {v.path for v in planned.variables}]
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], [v.path for v in anchored], n=3)
+            raise ValueError(
+                f"`anchor` must name variables of its group. Received: {unknown[0]!r} in {where}. "
+                f"The nearest are: {', '.join(near) or ', '.join(v.path for v in anchored[:5])}."
+            )
+    else:
+        values = _from_sequence(source, planned, anchored, where)
+    for variable in anchored:
+        shape = np.shape(values[variable.position])
+        if shape != variable.shape:
+            raise ValueError(
+                "An anchor must have the shape of its variable. Received: shape "
+                f"{list(shape)} for {variable.path} of shape {list(variable.shape)} in {where}."
+            )
+        if not np.all(np.isfinite(np.asarray(values[variable.position], dtype="float32"))):
+            raise ValueError(
+                f"An anchor must be finite. Received: NaN or infinity for {variable.path} in "
+                f"{where}."
+            )
+    return values
+
+
+def _from_mapping(
+    source: Mapping[str, Any], anchored: Sequence[PlannedVariable], where: str
+) -> dict[int, np.ndarray]:
+    missing = [variable.path for variable in anchored if variable.path not in source]
+    if missing:
+        near = difflib.get_close_matches(missing[0], list(source), n=3)
+        raise ValueError(
+            f"`anchor` must have a value for each decayed variable. Received: none for "
+            f"{', '.join(missing[:5])}{' …' if len(missing) > 5 else ''} in {where}. "
+            + (f"The nearest names are: {', '.join(near)}." if near else "")
+        )
+    return {variable.position: np.asarray(source[variable.path]) for variable in anchored}
+
+
+def _from_sequence(
+    source: Sequence[Any],
+    planned: PlannedGroup,
+    anchored: Sequence[PlannedVariable],
+    where: str,
+) -> dict[int, np.ndarray]:
+    for variables in (planned.variables, anchored):
+        if len(source) == len(variables):
+            pairs = zip(variables, source, strict=True)
+            return {variable.position: np.asarray(value) for variable, value in pairs}
+    raise ValueError(
+        "`anchor` as a list must have one array per variable of its group. Received: "
+        f"{len(source)} arrays in {where}, which has {len(planned.variables)} variables, "
+        f"{len(anchored)} of them decayed."
+    )
+
+
+def _read(path: str, model: Any, where: str) -> dict[str, np.ndarray]:
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            f"`anchor` must be an existing file. Received: {path!r} in {where}."
+        )
+    if path.endswith(".keras"):
+        source = keras.saving.load_model(path, compile=False)
+    elif model is None:
+        raise ValueError(
+            "`anchor` as a `.weights.h5` file needs the model. Received: "
+            f"{path!r} in {where}, without `model=`. Pass `GroupedOptimizer(model=...)`, or give "
+            "a `.keras` file."
+        )
+    else:
+        source = _twin(model, where)
+        source.load_weights(path)
+    catalog = walk.describe_model(source)
+    by_identity = {id(variable): variable for variable in source.variables}
+    return {
+        info.path: keras.ops.convert_to_numpy(by_identity[info.identity])
+        for info in catalog.infos
+        if info.identity in by_identity
+    }
+
+
+def _twin(model: Any, where: str) -> Any:
+    """Returns a model of the same architecture, so that reading a file leaves `model` alone."""
+    try:
+        twin = type(model).from_config(model.get_config())
+        if not twin.built:
+            twin.build_from_config(model.get_build_config())
+        return twin
+    except Exception as error:
+        raise ValueError(
+            "`anchor` as a `.weights.h5` file needs a model that can be made from its config. "
+            f"Received: {type(model).__name__} in {where}: {error} Give a `.keras` file, or a "
+            "dict from layer path to array."
+        ) from error

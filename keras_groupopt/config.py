@@ -1,0 +1,266 @@
+"""The optimizer's declaration as plain JSON and back, and warnings about what it cannot hold."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_groupopt import selectors
+from keras_groupopt.declaration import Declaration
+from keras_groupopt.groups import Anchor, Group
+from keras_groupopt.hyperparameters import (
+    deserialize_scalar,
+    is_registered,
+    registered_function,
+    registered_function_name,
+    serialize_scalar,
+)
+from keras_groupopt.parts import Parts
+from keras_groupopt.plan import Defaults, Plan
+from keras_groupopt.rules.registry import deserialize_rule, serialize_rule
+from keras_groupopt.selectors import Selector
+
+_logger = logging.getLogger(__name__)
+
+_PLAIN = ("clipnorm", "clipvalue")
+_LOW_PRECISION = ("float16", "bfloat16")
+
+selectors.set_function_serializer(registered_function_name, registered_function)
+
+
+def to_config(optimizer: Any, declaration: Declaration, parts: Parts | None) -> dict[str, Any]:
+    """Returns the declaration, the present scalars where they were changed, and the plan.
+
+    Raises:
+        ValueError: If a function in the declaration is not registered with Keras.
+    """
+    defaults = declaration.defaults
+    catalog = declaration.catalog
+    records, provisional = _records(optimizer, declaration, parts)
+    return {
+        "name": optimizer.name,
+        "groups": [_group_config(group, catalog) for group in declaration.groups],
+        "rule": serialize_rule(defaults.rule),
+        "learning_rate": serialize_scalar(defaults.learning_rate, "the base learning rate"),
+        "weight_decay": serialize_scalar(defaults.weight_decay, "weight_decay"),
+        "anchor": _anchor_config(defaults.anchor),
+        "exclude_from_decay": _selector_config(defaults.exclude_from_decay, catalog),
+        "global_clipnorm": defaults.global_clipnorm,
+        **{name: getattr(defaults, name) for name in _PLAIN},
+        "unclaimed": defaults.unclaimed,
+        "overlap": defaults.overlap,
+        "loss_scale_factor": optimizer.loss_scale_factor,
+        "current": _current(optimizer, declaration, parts),
+        "plan": records,
+        "plan_is_provisional": provisional,
+    }
+
+
+def _records(
+    optimizer: Any, declaration: Declaration, parts: Parts | None
+) -> tuple[list[dict[str, Any]] | None, bool]:
+    if parts is not None:
+        return parts.plan.records, parts.plan.provisional
+    if declaration.records is not None:
+        return declaration.records, declaration.records_provisional
+    model = declaration.live_model(required=False)
+    if model is None or not model.built:
+        return None, False
+    preview = optimizer.plan
+    return preview.records, preview.provisional
+
+
+def _current(optimizer: Any, declaration: Declaration, parts: Parts | None) -> dict[str, Any]:
+    current: dict[str, Any] = {}
+    base = declaration.defaults.learning_rate
+    if isinstance(base, float):
+        value = _present(optimizer.learning_rate)
+        if value != np.float32(base):
+            current["learning_rate"] = value
+    for group in [] if parts is None else parts.groups:
+        for name, scalar in group.scalars.items():
+            if scalar.variable is None:
+                continue
+            value = _present(scalar.variable)
+            if value != np.float32(scalar.declared):
+                current.setdefault(name, {})[group.name] = value
+    if parts is None:
+        for (group_name, name), value in declaration.current.items():
+            current.setdefault(name, {})[group_name] = value
+    return current
+
+
+def _present(variable: Any) -> float:
+    return float(keras.ops.convert_to_numpy(variable))
+
+
+def from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the constructor's arguments, and what `restore` needs."""
+    arguments = dict(config)
+    rest = {name: arguments.pop(name, None) for name in ("current", "plan", "plan_is_provisional")}
+    arguments["groups"] = [_group_from_config(group) for group in arguments["groups"]]
+    arguments["rule"] = deserialize_rule(arguments["rule"])
+    for name in ("learning_rate", "weight_decay"):
+        arguments[name] = deserialize_scalar(arguments[name], name)
+    arguments["anchor"] = _anchor_from_config(arguments["anchor"])
+    arguments["exclude_from_decay"] = _selector_from_config(arguments["exclude_from_decay"])
+    return arguments, rest
+
+
+def restore(optimizer: Any, declaration: Declaration, rest: Mapping[str, Any]) -> None:
+    """Gives a new optimizer the plan and the present scalars of its config."""
+    declaration.records = rest["plan"]
+    declaration.records_provisional = bool(rest["plan_is_provisional"])
+    current = dict(rest["current"] or {})
+    if "learning_rate" in current:
+        optimizer.learning_rate = current.pop("learning_rate")
+    declaration.current = {
+        (group, name): value for name, values in current.items() for group, value in values.items()
+    }
+
+
+def _group_config(group: Group, catalog: Any) -> dict[str, Any]:
+    where = group.where
+    return {
+        "name": group.name,
+        "selector": _selector_config(group.selector, catalog),
+        "rule": serialize_rule(group.rule),
+        "learning_rate_ratio": serialize_scalar(
+            group.learning_rate_ratio, f"learning_rate_ratio of {where}"
+        ),
+        "learning_rate": serialize_scalar(group.learning_rate, f"learning_rate of {where}"),
+        "weight_decay": serialize_scalar(group.weight_decay, f"weight_decay of {where}"),
+        "anchor": _anchor_config(group.anchor),
+        "exclude_from_decay": _selector_config(group.exclude_from_decay, catalog),
+        "clipnorm": group.clipnorm,
+        "global_clipnorm": group.global_clipnorm,
+        "clipvalue": group.clipvalue,
+        "frozen": group.frozen,
+    }
+
+
+def _group_from_config(config: Mapping[str, Any]) -> Group:
+    arguments = dict(config)
+    where = f'group "{arguments["name"]}"'
+    for name in ("learning_rate_ratio", "learning_rate", "weight_decay"):
+        arguments[name] = deserialize_scalar(arguments[name], f"{name} of {where}")
+    arguments["rule"] = deserialize_rule(arguments["rule"])
+    arguments["anchor"] = _anchor_from_config(arguments["anchor"])
+    for name in ("selector", "exclude_from_decay"):
+        arguments[name] = _selector_from_config(arguments[name])
+    return Group(**arguments)
+
+
+def _anchor_config(anchor: Anchor | None) -> str | None:
+    return None if anchor is None else anchor.kind
+
+
+def _anchor_from_config(kind: str | None) -> Anchor | None:
+    return None if kind is None else Anchor(kind)
+
+
+def _selector_config(selector: Any, catalog: Any) -> Any:
+    if isinstance(selector, Selector):
+        return selector.get_config(catalog)
+    return None if selector is None else []
+
+
+def _selector_from_config(config: Any) -> Any:
+    return Selector.from_config(config) if isinstance(config, dict) else config
+
+
+def declared_scalars(plan: Plan) -> dict[str, Any]:
+    """Returns what was declared for each scalar that state holds, by the state's key."""
+    defaults = plan.defaults
+    declared = {"@learning_rate": _declared(defaults.learning_rate)}
+    for planned in plan.groups:
+        group = planned.group
+        if not group.frozen:
+            declared[f"@learning_rate_ratio/{group.name}"] = _declared(group.learning_rate_ratio)
+            if group.weight_decay is not None:
+                declared[f"@weight_decay/{group.name}"] = _declared(group.weight_decay)
+    return declared
+
+
+def _declared(value: Any) -> Any:
+    if isinstance(value, (int, float)):
+        return float(value)
+    try:
+        return serialize_scalar(value, "a scalar")
+    except ValueError:
+        return type(value).__name__
+
+
+def scalars_to_keep(saved: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
+    """Returns the keys of scalars whose declaration changed: the code's value wins, and is logged.
+
+    Args:
+        saved: What was declared when the state was saved.
+        now: What is declared now.
+    """
+    kept = set()
+    for key, value in now.items():
+        if key not in saved or saved[key] != value:
+            kept.add(key)
+            _logger.warning(
+                "%s: declared as %s when it was saved, now %s; the present declaration counts.",
+                key.lstrip("@"),
+                saved.get(key),
+                value,
+            )
+    return kept
+
+
+def warn_unserializable(groups: Sequence[Group], defaults: Defaults) -> None:
+    """Warns, before hours of training, about what the first checkpoint could not save."""
+    reasons = []
+    rate = defaults.learning_rate
+    if callable(rate) and not hasattr(rate, "get_config") and not is_registered(rate):
+        reasons.append(f"the base learning rate is the function {rate!r}")
+    for group in groups:
+        for name in ("selector", "exclude_from_decay"):
+            selector = getattr(group, name)
+            if isinstance(selector, Selector) and not selector.is_serializable():
+                reasons.append(f"`{name}` of {group.where} is {selector.describe()}")
+    exclusion = defaults.exclude_from_decay
+    if isinstance(exclusion, Selector) and not exclusion.is_serializable():
+        reasons.append(f"`exclude_from_decay` is {exclusion.describe()}")
+    if reasons:
+        warnings.warn(
+            "A model with this optimizer cannot be saved whole (`model.save`, ModelCheckpoint), "
+            f"because {'; '.join(reasons)}. Decorate the function with "
+            "`@keras.saving.register_keras_serializable()`.",
+            stacklevel=3,
+        )
+
+
+def warn_about_variables(plan: Plan, variables: Sequence[Any]) -> None:
+    """Warns about decay that a variable's precision swallows, and decay beside a regularizer."""
+    low = [v.path for v in plan.variables if v.dtype in _LOW_PRECISION]
+    if low:
+        warnings.warn(
+            f"Weights in {'/'.join(_LOW_PRECISION)} lose updates and decay smaller than their "
+            f"rounding step: {_listing(low)}. Use a `mixed_` dtype policy, which keeps float32 "
+            "weights.",
+            stacklevel=3,
+        )
+    twice = [
+        v.path
+        for v in plan.variables
+        if v.decayed and getattr(variables[v.position], "regularizer", None) is not None
+    ]
+    if twice:
+        warnings.warn(
+            f"These weights have a regularizer and decay as well: {_listing(twice)}. Both act. "
+            "Drop the regularizer, or exclude them with `exclude_from_decay`.",
+            stacklevel=3,
+        )
+
+
+def _listing(paths: Sequence[str]) -> str:
+    return ", ".join(paths[:5]) + (" …" if len(paths) > 5 else "")

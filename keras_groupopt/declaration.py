@@ -1,0 +1,84 @@
+"""What a user declared, checked, and kept beside the tracked state of the optimizer."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from keras_groupopt.arguments import check_number
+from keras_groupopt.plan import Defaults, Plan
+
+
+class Declaration:
+    """What was declared, beside what is tracked: plain, so that Keras does not look inside."""
+
+    def __init__(self, groups: tuple[Any, ...], defaults: Defaults) -> None:
+        self.groups = groups
+        self.defaults = defaults
+        self.model: weakref.ref[Any] | None = None
+        self.preview: Plan | None = None
+        # The variables the plan was resolved over, which give selectors of objects their paths.
+        self.catalog: Any = None
+        self.records: list[dict[str, Any]] | None = None
+        self.records_provisional = False
+        self.current: dict[tuple[str, str], float] = {}
+        self.pending: tuple[Any, Any] | None = None
+
+    def live_model(self, required: bool = True) -> Any:
+        """Returns the model, or `None` if none was given.
+
+        Raises:
+            ValueError: If one was given and `required`, but it no longer exists.
+        """
+        if self.model is None:
+            return None
+        model = self.model()
+        if model is None and required:
+            raise ValueError(
+                "The model given as `model=` must exist until the optimizer is built. Received: "
+                "a model that was deleted. Keep a reference to it, or call "
+                "`optimizer.bind(model)` with the model you train."
+            )
+        return model
+
+
+def check_base(learning_rate: Any, groups: Sequence[Any]) -> Any:
+    """Returns the base rate: a float, a schedule or a function."""
+    if isinstance(learning_rate, (list, tuple, Mapping)):
+        names = ", ".join(group.name for group in groups)
+        raise ValueError(
+            "`learning_rate` must be one base rate. Received: "
+            f"{len(learning_rate)} rates for {len(groups)} groups ({names}). Give a group its "
+            "own by `Group(learning_rate_ratio=...)` or `Group(learning_rate=...)`."
+        )
+    if callable(learning_rate):
+        return learning_rate
+    return check_number("learning_rate", learning_rate, where="GroupedOptimizer")
+
+
+def check_default_rule(rule: Any) -> Any:
+    """Returns the rule of groups that name none, without anything that belongs elsewhere."""
+    if rule is None:
+        raise TypeError("`rule` must be given. Received: rule=None in GroupedOptimizer.")
+    if rule.is_instance:
+        raise ValueError(
+            "`rule` of GroupedOptimizer must not be an instance, which has a rate of its own and "
+            f"belongs to one group. Received: {rule.label}. Use "
+            f'`rule=kgo.rule("{rule.label}", ...)` with `learning_rate=`.'
+        )
+    lifted = sorted(set(rule.arguments) & {"weight_decay", "clipnorm", "clipvalue"})
+    if lifted:
+        raise ValueError(
+            f"`{lifted[0]}` must be given to GroupedOptimizer itself. Received: {rule!r} as its "
+            f"default rule. Use `GroupedOptimizer({lifted[0]}=...)`."
+        )
+    return rule
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """Returns `value` if it is one of `choices`."""
+    if value not in choices:
+        listed = ", ".join(f'"{choice}"' for choice in choices)
+        raise ValueError(f"`{name}` must be one of {listed}. Received: {name}={value!r}.")
+    return str(value)

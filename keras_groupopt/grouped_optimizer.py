@@ -1,0 +1,596 @@
+"""The optimizer: groups resolved at build, one joint step in apply."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_groupopt import config, kernels, memory, resolve, state, step, walk
+from keras_groupopt import plan as planning
+from keras_groupopt.arguments import check_clipping, check_number, check_scalar
+from keras_groupopt.declaration import Declaration, check_base, check_choice, check_default_rule
+from keras_groupopt.groups import as_anchor, as_exclusion, as_groups, as_rule
+from keras_groupopt.parts import Parts
+from keras_groupopt.rules import registry
+from keras_groupopt.selectors import default_exclude_from_decay
+
+Tensor = Any
+
+# Set at construction and baked into a compiled step: setting them later would be ignored.
+_FIXED = (
+    "clipnorm",
+    "clipvalue",
+    "ema_momentum",
+    "ema_overwrite_frequency",
+    "global_clipnorm",
+    "gradient_accumulation_steps",
+    "use_ema",
+    "weight_decay",
+)
+
+
+@keras.saving.register_keras_serializable(package="keras_groupopt")
+class GroupedOptimizer(keras.optimizers.Optimizer):
+    """Trains each group of a model's variables with its own rule, rate, decay and anchor.
+
+    At optimizer step `t`, for a variable `w` with gradient `g` in group `G`:
+
+        g ← clip of G, then g · min(1, global_clipnorm / ‖all g‖)
+        η ← learning_rate(t) · learning_rate_ratio_G(t)
+        w ← w − η · weight_decay_G(t) · (w − anchor)      where G decays and w is not excluded
+        w ← w − update of the rule of G at rate η
+        w ← constraint(w)
+
+    The norm is over all groups, in float32, without frozen groups and missing gradients. A
+    variable without a gradient neither moves nor decays. A norm that is not finite makes every
+    weight NaN, which shows.
+
+    Args:
+        groups: A list of `Group`, or a dict from name to `Group` or selector.
+        model: The model, from which layer paths come. Held weakly. Without it, selectors see
+            `variable.path`, which lacks the names of nested models.
+        rule: The rule of groups that name none: a name, a class, or `kgo.rule(...)`.
+        learning_rate: The base rate per optimizer step: a number, a
+            `keras.optimizers.schedules.LearningRateSchedule`, or a function without arguments.
+        weight_decay: The decay of groups that name none; a number or a schedule.
+        anchor: What decay pulls toward in groups that do not say: `"zero"`, `"initial"`, arrays
+            or a file.
+        exclude_from_decay: A selector of variables never decayed, in groups that do not say.
+            Default `kgo.default_exclude_from_decay`; extend it with `|`. `()` excludes none.
+        global_clipnorm: Limit of the gradient norm over all groups.
+        clipnorm: Limit of each variable's gradient norm, in groups without clipping.
+        clipvalue: Limit of each gradient element, in groups without clipping.
+        unclaimed: What happens to variables that no group claims: `"default"` (they form the
+            group of that name), `"freeze"`, or `"error"`.
+        overlap: What happens to variables that two groups claim: `"error"`, `"first"` or
+            `"last"`.
+        loss_scale_factor: The loss is multiplied by it and gradients are divided by it.
+        name: The optimizer's name.
+
+    Raises:
+        ValueError: If a value is out of range, names repeat, or options contradict each other;
+            at build, if a selector matches nothing, a group is empty, or groups overlap.
+        TypeError: If an argument is of the wrong type.
+
+    Example:
+    >>> import keras, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, name="backbone"),
+    ...                           keras.layers.Dense(2, name="head")])
+    >>> optimizer = kgo.GroupedOptimizer(
+    ...     groups=[kgo.Group("backbone", "backbone", learning_rate_ratio=0.1)], model=model)
+    >>> [group.name for group in optimizer.plan.groups]
+    ['backbone', 'default']
+
+    References:
+        Decoupled decay: Loshchilov & Hutter 2019, arXiv:1711.05101. L2-SP: Li et al. 2018,
+        arXiv:1802.01483. Clipping: Pascanu et al. 2013, arXiv:1211.5063.
+    """
+
+    def __init__(
+        self,
+        groups: Any = (),
+        *,
+        model: Any = None,
+        rule: Any = "radam",
+        learning_rate: Any = 1e-3,
+        weight_decay: Any = None,
+        anchor: Any = "zero",
+        exclude_from_decay: Any = default_exclude_from_decay,
+        global_clipnorm: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        unclaimed: str = "default",
+        overlap: str = "error",
+        loss_scale_factor: float | None = None,
+        name: str | None = None,
+    ) -> None:
+        where = "GroupedOptimizer"
+        declared = as_groups(groups)
+        base = check_base(learning_rate, declared)
+        super().__init__(learning_rate=base, loss_scale_factor=loss_scale_factor, name=name)
+        registry.check_instances_differ(declared)
+        lifted = tuple(registry.lift_instance(group) for group in declared)
+        limits = check_clipping(clipnorm, global_clipnorm, clipvalue, where=where)
+        self.clipnorm, self.global_clipnorm, self.clipvalue = limits
+        self.weight_decay = check_scalar("weight_decay", weight_decay, where=where)
+        defaults = planning.Defaults(
+            learning_rate=base,
+            rule=check_default_rule(as_rule(rule, where=where)),
+            weight_decay=self.weight_decay,
+            anchor=as_anchor(anchor, where=where),
+            exclude_from_decay=as_exclusion(exclude_from_decay) or (),
+            clipnorm=self.clipnorm,
+            clipvalue=self.clipvalue,
+            global_clipnorm=self.global_clipnorm,
+            unclaimed=check_choice("unclaimed", unclaimed, ("default", "freeze", "error")),
+            overlap=check_choice("overlap", overlap, ("error", "first", "last")),
+        )
+        registry.make_rule(defaults.rule, 0.0, where)
+        resolve.check_declared(lifted, defaults)
+        self._declaration = Declaration(lifted, defaults)
+        self._parts: Parts | None = None
+        self._sealed = True
+        config.warn_unserializable(lifted, defaults)
+        if model is not None:
+            self.bind(model)
+
+    # Plan ---------------------------------------------------------------------------------------
+
+    @property
+    def plan(self) -> planning.Plan:
+        """The plan: the built one, or a preview for the model as it is now.
+
+        Raises:
+            ValueError: If the optimizer is not built and has no model.
+        """
+        if self._parts is not None:
+            return self._parts.plan
+        model = self._declaration.live_model()
+        if model is None:
+            raise ValueError(
+                "`plan` needs a model before the optimizer is built. Received: no model. Pass "
+                "`GroupedOptimizer(model=...)` or call `optimizer.bind(model)`."
+            )
+        preview = self._resolve(list(model.trainable_variables))
+        self._declaration.preview = planning.with_state_bytes(preview, memory.estimate(preview))
+        return self._declaration.preview
+
+    def bind(self, model: Any) -> None:
+        """Attaches a model, from which layer paths come. It is held weakly.
+
+        Args:
+            model: The Keras model whose variables this optimizer trains.
+
+        Raises:
+            TypeError: If it is no model.
+            ValueError: If the optimizer was built with variables of another model.
+        """
+        if not isinstance(model, keras.layers.Layer):
+            raise TypeError(
+                "`model` must be a Keras model. Received: "
+                f"model={model!r} of type {type(model).__name__}."
+            )
+        if self._parts is not None:
+            own = {id(variable) for variable in model.variables}
+            if any(id(variable) not in own for variable in self._trainable_variables):
+                raise ValueError(
+                    "`model` must hold the variables that this optimizer was built with. "
+                    f'Received: model "{model.name}", which does not. Make a new '
+                    "GroupedOptimizer for another model."
+                )
+        self._declaration.model = weakref.ref(model)
+
+    def _resolve(self, variables: list[Any]) -> planning.Plan:
+        declaration = self._declaration
+        groups, defaults = declaration.groups, declaration.defaults
+        if declaration.records is not None:
+            infos = walk.describe_variables(variables).infos
+            return resolve.bind(
+                declaration.records, groups, defaults, infos, declaration.records_provisional
+            )
+        model = declaration.live_model()
+        catalog = (
+            walk.describe_variables(variables) if model is None else walk.describe_model(model)
+        )
+        places = {info.identity: place for place, info in enumerate(catalog.infos)}
+        unknown = [v.path for v in variables if id(v) not in places]
+        if unknown:
+            raise ValueError(
+                "The optimizer must be built with variables of its model. Received: "
+                f'{", ".join(unknown[:5])}, not in the model "{model.name}" given as `model=`.'
+            )
+        declaration.catalog = catalog
+        trainable = [places[id(variable)] for variable in variables]
+        return resolve.resolve(groups, defaults, catalog, trainable)
+
+    # Build --------------------------------------------------------------------------------------
+
+    @property
+    def built(self) -> bool:
+        """Whether it is built, and still knows every trainable variable of its model.
+
+        Keras asks before `fit` on JAX, and builds where the answer is no. `build` then refuses
+        variables it does not know, before Keras has taken the weights out of the model.
+        """
+        if not self._is_built:
+            return False
+        model = self._declaration.live_model(required=False)
+        if model is None:
+            return True
+        known = self._trainable_variables_indices
+        return all(self._var_key(variable) in known for variable in model.trainable_variables)
+
+    @built.setter
+    def built(self, value: bool) -> None:
+        self._is_built = value
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Resolves the plan for `variables`, freezes it, and makes all state.
+
+        Args:
+            variables: The trainable Keras variables, in the order gradients will come in.
+
+        Raises:
+            ValueError: If the plan cannot be made.
+        """
+        variables = list(variables)
+        if self._is_built:
+            self._positions(variables)
+            return
+        plan = self._resolve(variables)
+        self._say_if_changed(plan)
+        for planned in plan.groups:
+            if planned.group.rule is not None:
+                registry.claim_instance(planned.group.rule, self, planned.group.where)
+        parts = Parts(plan, self, variables, self._declaration.live_model(required=False))
+        config.warn_about_variables(plan, variables)
+        super().build(variables)
+        sizes = parts.state_bytes()
+        parts.plan = planning.with_state_bytes(plan, sizes)
+        self._parts = parts
+        for (group, scalar), value in self._declaration.current.items():
+            parts[group].scalars[scalar].set(value)
+        if self._declaration.pending is not None:
+            pending, self._declaration.pending = self._declaration.pending, None
+            state.assign(self, parts, *pending)
+
+    def _say_if_changed(self, plan: planning.Plan) -> None:
+        preview = self._declaration.preview
+        difference = preview.compare(plan) if preview is not None else None
+        if difference:
+            warnings.warn(
+                "The plan differs from the one last shown, because the model changed:\n  "
+                + "\n  ".join(difference.first(5)),
+                stacklevel=3,
+            )
+
+    # Step ---------------------------------------------------------------------------------------
+
+    def apply(
+        self, grads: Sequence[Tensor], trainable_variables: Sequence[Any] | None = None
+    ) -> None:
+        """Does one optimizer step.
+
+        Args:
+            grads: One gradient per variable, of its shape; `None` where there is none.
+            trainable_variables: Their variables. The first call builds the optimizer with them;
+                later calls may leave some out. Default: all variables it was built with.
+
+        Raises:
+            ValueError: If a variable is unknown, counts differ, or every gradient is `None`.
+        """
+        grads = list(grads)
+        if not grads:
+            return
+        if trainable_variables is None:
+            if not self._is_built:
+                raise ValueError(
+                    "`apply` needs variables until the optimizer is built. Received: gradients "
+                    "only. Call `optimizer.build(model.trainable_variables)` first."
+                )
+            variables = list(self._trainable_variables)
+        else:
+            variables = list(trainable_variables)
+            if not self._is_built:
+                with kernels.outside_compiled_step():
+                    self.build(variables)
+        if len(grads) != len(variables):
+            raise ValueError(
+                "`grads` must hold one gradient per variable. Received: "
+                f"{len(grads)} gradients for {len(variables)} variables."
+            )
+        positions = self._positions(variables)
+        kernels.check_replicas()
+        parts = self._built_parts("apply")
+        parts.received = frozenset(positions)
+        with keras.name_scope(self.name):
+            self._apply(parts, grads, positions)
+        self._iterations.assign_add(1)
+
+    def _positions(self, variables: Sequence[Any]) -> list[int]:
+        known = self._trainable_variables_indices
+        positions = [known.get(self._var_key(variable)) for variable in variables]
+        unknown = [v for v, position in zip(variables, positions, strict=True) if position is None]
+        if unknown:
+            raise ValueError(
+                "Every variable must be one the optimizer was built with. Received: unknown "
+                f"{', '.join(self._name_of(v) for v in unknown[:5])}"
+                f"{' …' if len(unknown) > 5 else ''}. They became trainable, or were added, after "
+                "the optimizer was built, or belong to another model: compile the model with a "
+                "new GroupedOptimizer(model=...)."
+            )
+        return positions
+
+    def _name_of(self, variable: Any) -> str:
+        """Returns a variable's layer path where the model is known, else Keras' own name."""
+        model = self._declaration.live_model(required=False)
+        if model is not None:
+            for info in walk.describe_model(model).infos:
+                if info.identity == id(variable):
+                    return info.path
+        return str(getattr(variable, "path", variable.name))
+
+    def _apply(self, parts: Parts, grads: list[Tensor], positions: list[int]) -> None:
+        missing = step.joint_step(
+            parts,
+            grads,
+            positions,
+            base=ops.cast(self.learning_rate, "float32"),
+            at=ops.convert_to_tensor(self._iterations),
+            global_clipnorm=self.global_clipnorm,
+            loss_scale_factor=self.loss_scale_factor,
+        )
+        if missing and tuple(missing) not in parts.warned:
+            parts.warned.add(tuple(missing))
+            warnings.warn(
+                f"No gradient for {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}: "
+                "these variables neither move nor decay.",
+                stacklevel=3,
+            )
+
+    def stateless_apply(
+        self,
+        optimizer_variables: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        trainable_variables: Sequence[Tensor],
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Does one step on values instead of variables (JAX and torch).
+
+        Args:
+            optimizer_variables: Values of `optimizer.variables`, in order.
+            grads: One gradient per value of `trainable_variables`.
+            trainable_variables: Values of the variables the optimizer was built with, in order,
+                without those whose `trainable` is now `False`.
+
+        Returns:
+            The new values of `trainable_variables` and of `optimizer_variables`.
+
+        Raises:
+            ValueError: If the optimizer is not built, or counts differ.
+        """
+        if not self._is_built or not kernels.STATELESS:
+            return super().stateless_apply(optimizer_variables, grads, trainable_variables)
+        variables = list(self._trainable_variables)
+        if len(trainable_variables) != len(variables):
+            variables = [variable for variable in variables if variable.trainable]
+        own = self.variables
+        counts = (len(trainable_variables), len(optimizer_variables))
+        if counts != (len(variables), len(own)):
+            raise ValueError(
+                "`stateless_apply` must get one value per variable. Received: "
+                f"{counts[0]} trainable and {counts[1]} optimizer values, for {len(variables)} "
+                f"and {len(own)} variables. Variables that became trainable or were added after "
+                "the optimizer was built need a new GroupedOptimizer(model=...)."
+            )
+        mapping = [
+            *zip(variables, kernels.own(trainable_variables), strict=True),
+            *zip(own, kernels.own(optimizer_variables), strict=True),
+        ]
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            self.apply(grads, variables)
+        return (
+            [scope.get_current_value(variable) for variable in variables],
+            [scope.get_current_value(variable) for variable in own],
+        )
+
+    def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
+        """Says, at the end of `fit`, when the compiled step trained other variables than now.
+
+        Args:
+            var_list: The model's trainable variables now.
+        """
+        if self._parts is None or self._parts.received is None:
+            return
+        received = self._parts.received
+        now = frozenset(self._positions(list(var_list)))
+        if now != received:
+            paths = [v.path for v in self._parts.plan.variables if v.position in now ^ received]
+            warnings.warn(
+                "`trainable` changed after the model was compiled, and the compiled step does "
+                f"not know: {', '.join(paths[:5])}{' …' if len(paths) > 5 else ''}. Call "
+                "`model.compile(optimizer=model.optimizer, ...)` again after such a change.",
+                stacklevel=2,
+            )
+
+    # Rates and other scalars --------------------------------------------------------------------
+
+    @property
+    def learning_rate(self) -> Any:
+        """The base rate, per optimizer step. Groups follow it by their ratios."""
+        return self._get_current_learning_rate()
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        if not isinstance(self._learning_rate, keras.Variable):
+            raise TypeError(
+                "The base `learning_rate` is a schedule or a function and cannot be set. "
+                f"Received: learning_rate={learning_rate!r}. Make the optimizer with a number "
+                "to set it while training."
+            )
+        if callable(learning_rate):
+            raise TypeError(
+                "The base `learning_rate` must be set to a number. Received: "
+                f"learning_rate={learning_rate!r}. Make the optimizer with the schedule."
+            )
+        if not ops.is_tensor(learning_rate) and not isinstance(learning_rate, keras.Variable):
+            learning_rate = check_number("learning_rate", learning_rate, where="GroupedOptimizer")
+        self._learning_rate.assign(learning_rate)
+
+    @property
+    def learning_rates(self) -> dict[str, Tensor]:
+        """The present rate of each group that moves, by name; float32 scalars."""
+        parts = self._built_parts("learning_rates")
+        base = ops.cast(self.learning_rate, "float32")
+        at = ops.convert_to_tensor(self._iterations)
+        return {group.name: group.rate(base, at) for group in parts.groups if not group.frozen}
+
+    def set_learning_rate_ratio(self, group: str, ratio: float) -> None:
+        """Sets the ratio of a group, from the next step on, without a retrace.
+
+        Args:
+            group: The group's name.
+            ratio: A finite number >= 0.
+
+        Raises:
+            KeyError: If there is no such group.
+            TypeError: If the ratio was declared as a schedule.
+            ValueError: If `ratio` is negative or not finite, or the group is frozen.
+        """
+        self._set_scalar(group, "learning_rate_ratio", ratio)
+
+    def set_weight_decay(self, group: str, weight_decay: float) -> None:
+        """Sets the decay coefficient of a group that decays, without a retrace.
+
+        Args:
+            group: The group's name.
+            weight_decay: A finite number >= 0.
+
+        Raises:
+            KeyError: If there is no such group.
+            TypeError: If the decay was declared as a schedule.
+            ValueError: If it is negative or not finite, or the group was built without decay.
+        """
+        self._set_scalar(group, "weight_decay", weight_decay)
+
+    def _set_scalar(self, group: str, name: str, value: float) -> None:
+        part = self._built_parts(f"set_{name}")[group]
+        if name not in part.scalars:
+            raise ValueError(
+                f'`{name}` of group "{group}" cannot be set: it was declared '
+                f"{'frozen' if part.frozen else 'without it'}. Received: {name}={value!r}."
+            )
+        part.scalars[name].set(value)
+
+    def _built_parts(self, asked: str) -> Parts:
+        if self._parts is None:
+            raise ValueError(
+                f"`{asked}` needs a built optimizer. Received: one that is not built. Call "
+                "`optimizer.build(model.trainable_variables)` first."
+            )
+        return self._parts
+
+    # Anchors ------------------------------------------------------------------------------------
+
+    def capture_anchors(self) -> None:
+        """Takes the present weights as the anchors of all anchored groups."""
+        for group in self._built_parts("capture_anchors").groups:
+            group.capture_anchors()
+
+    def anchor_drift(self) -> dict[str, Tensor]:
+        """Returns `‖w − anchor‖` per group that has a stored anchor; float32 scalars."""
+        groups = self._built_parts("anchor_drift").groups
+        return {
+            group.name: group.drift()
+            for group in groups
+            if any(anchor is not None for anchor in group.anchors)
+        }
+
+    # State --------------------------------------------------------------------------------------
+
+    @property
+    def variables(self) -> list[Any]:
+        """All state: the optimizer's own variables, then each group's rule's."""
+        parts = getattr(self, "_parts", None)
+        return self._variables[:] + ([] if parts is None else parts.rule_variables)
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Sets `optimizer.variables`, in order.
+
+        Raises:
+            ValueError: If the optimizer is not built, or counts or shapes differ.
+        """
+        variables = self.variables if self._is_built else []
+        shapes = [tuple(v.shape) for v in variables]
+        received = [tuple(ops.shape(weight)) for weight in weights]
+        if shapes != received:
+            raise ValueError(
+                "`weights` must have the shapes of `optimizer.variables`. Received: "
+                f"{len(received)} values for {len(shapes)} variables"
+                f"{'' if self._is_built else ', as the optimizer is not built'}."
+            )
+        for variable, weight in zip(variables, weights, strict=True):
+            variable.assign(weight)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes all state, keyed by group, layer path and slot, with a manifest."""
+        if self._parts is None:
+            return
+        entries = state.entries_of(self, self._parts)
+        state.write(store, entries, state.manifest_of(entries, self._parts.plan))
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads state that `save_own_variables` wrote; kept until build if not built yet.
+
+        Raises:
+            ValueError: If there is none, it is damaged, or its layout is another one. Nothing
+                is assigned then.
+        """
+        if not len(store.keys()):
+            return
+        manifest = state.read_manifest(store)
+        values = state.read(store, manifest)
+        if self._parts is None:
+            self._declaration.pending = (manifest, values)
+        else:
+            state.assign(self, self._parts, manifest, values)
+
+    # Config -------------------------------------------------------------------------------------
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the declaration, the present scalars and the resolved plan, as plain JSON."""
+        return config.to_config(self, self._declaration, self._parts)
+
+    @classmethod
+    def from_config(cls, config_: dict[str, Any], custom_objects: Any = None) -> GroupedOptimizer:
+        """Returns the optimizer that `get_config` described, without its state."""
+        with keras.saving.custom_object_scope(custom_objects or {}):
+            arguments, rest = config.from_config(config_)
+            optimizer = cls(**arguments)
+        config.restore(optimizer, optimizer._declaration, rest)
+        return optimizer
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Refused: exclusion is a selector here, with one meaning on all backends.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            "`exclude_from_weight_decay` is not used by GroupedOptimizer. Received: "
+            f"var_list={var_list!r}, var_names={var_names!r}. Pass "
+            "`exclude_from_decay=kgo.default_exclude_from_decay | ...`."
+        )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and getattr(self, "_sealed", False):
+            how = " Use `set_weight_decay(group, ...)`." if name == "weight_decay" else ""
+            raise AttributeError(
+                f"`{name}` is fixed at construction, as a compiled step would ignore the change. "
+                f"Received: {name}={value!r}.{how}"
+            )
+        super().__setattr__(name, value)

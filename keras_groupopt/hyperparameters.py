@@ -1,0 +1,126 @@
+"""Scalars that may be a number or a schedule over optimizer steps.
+
+A number lives in a variable once the optimizer is built, so that changing it neither retraces a
+compiled step nor is lost when state is saved. A schedule is evaluated at the current step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_groupopt.arguments import check_number, is_schedule
+from keras_groupopt.plan import describe_scalar
+
+
+class Scalar:
+    """One hyperparameter of one group: its declaration and, when it is a number, its variable.
+
+    Args:
+        name: The hyperparameter's name, for errors.
+        declared: A number or a schedule.
+        where: The group's name, for errors.
+    """
+
+    def __init__(self, name: str, declared: Any, where: str) -> None:
+        self.name = name
+        self.declared = declared
+        self.where = where
+        self.variable: Any = None
+
+    @property
+    def is_schedule(self) -> bool:
+        """Whether it is computed from the step and cannot be set."""
+        return is_schedule(self.declared)
+
+    def build(self, optimizer: keras.optimizers.Optimizer, prefix: str) -> None:
+        """Makes the variable of a number among `optimizer`'s own."""
+        if not self.is_schedule:
+            self.variable = optimizer.add_variable(
+                shape=(),
+                initializer=keras.initializers.Constant(self.declared),
+                dtype="float32",
+                aggregation="only_first_replica",
+                name=f"{prefix}_{self.name}",
+            )
+
+    def at(self, step: Any) -> Any:
+        """Returns the value at `step`, a float32 scalar tensor."""
+        if self.variable is not None:
+            return ops.convert_to_tensor(self.variable)
+        return ops.cast(self.declared(step), "float32")
+
+    def set(self, value: Any) -> None:
+        """Sets the current value of a number.
+
+        Raises:
+            TypeError: If it is a schedule.
+            ValueError: If `value` is negative or not finite.
+        """
+        if self.is_schedule:
+            raise TypeError(
+                f"`{self.name}` of {self.where} is a schedule and cannot be set. Received: "
+                f"{value!r}; the schedule is {describe_scalar(self.declared)}. Declare a number "
+                "to set it while training."
+            )
+        self.variable.assign(check_number(self.name, value, where=self.where))
+
+
+def serialize_scalar(value: Any, where: str) -> Any:
+    """Returns plain JSON for a number, a schedule, or a registered function.
+
+    Raises:
+        ValueError: If it is a function that is not registered with Keras.
+    """
+    if value is None or isinstance(value, (int, float)):
+        return value
+    if is_schedule(value):
+        return keras.saving.serialize_keras_object(value)
+    return {"function": registered_function_name(value, where)}
+
+
+def deserialize_scalar(value: Any, where: str) -> Any:
+    """Returns what `serialize_scalar` was given."""
+    if not isinstance(value, dict):
+        return value
+    if "function" in value:
+        return registered_function(value["function"], where)
+    return keras.saving.deserialize_keras_object(value)
+
+
+def is_registered(function: Any) -> bool:
+    """Whether a function is registered with Keras, and so can be saved by name."""
+    name = keras.saving.get_registered_name(function)
+    return keras.saving.get_registered_object(name) is function
+
+
+def registered_function_name(function: Any, where: str = "a selector") -> str:
+    """Returns the name a function is registered under.
+
+    Raises:
+        ValueError: If it is not registered.
+    """
+    if not is_registered(function):
+        raise ValueError(
+            f"A function as {where} must be registered to be saved. Received: {function!r}. "
+            "Decorate it with `@keras.saving.register_keras_serializable()`."
+        )
+    return str(keras.saving.get_registered_name(function))
+
+
+def registered_function(name: str, where: str = "a selector") -> Any:
+    """Returns the function registered under `name`.
+
+    Raises:
+        ValueError: If none is.
+    """
+    function = keras.saving.get_registered_object(name)
+    if function is None:
+        raise ValueError(
+            f'The function "{name}", saved as {where}, must be registered before loading. '
+            "Received: no function of that name. Import the module that decorates it with "
+            "`@keras.saving.register_keras_serializable()`."
+        )
+    return function

@@ -1,0 +1,61 @@
+"""The operations in `keras.ops`, for any backend: what the other files are checked against."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from keras import ops
+
+Tensor = Any
+
+
+def check_replicas() -> None:
+    """Refuses a distribution in which gradients are still to be summed over replicas."""
+
+
+def outside_compiled_step() -> AbstractContextManager[Any]:
+    """Returns a context in which variables may be made while a step is being compiled."""
+    return contextlib.nullcontext()
+
+
+def own(values: Sequence[Tensor]) -> list[Tensor]:
+    """Returns values that an update cannot write through to the caller's."""
+    return list(values)
+
+
+def combine_repeated_rows(gradient: Tensor) -> Tensor:
+    """Returns a sparse gradient with each row once; a dense gradient as it is."""
+    return gradient
+
+
+def global_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Returns the Euclidean norm over all gradients, a float32 scalar."""
+    squares = [ops.sum(ops.square(ops.cast(gradient, "float32"))) for gradient in gradients]
+    return ops.sqrt(ops.sum(ops.stack(squares)))
+
+
+def scale(gradients: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
+    """Returns each gradient times `factor`, in the gradient's dtype."""
+    return [ops.multiply(gradient, ops.cast(factor, gradient.dtype)) for gradient in gradients]
+
+
+def clip_by_value(gradient: Tensor, limit: float) -> Tensor:
+    """Returns `gradient` with each element in `[-limit, limit]`."""
+    return ops.clip(gradient, -limit, limit)
+
+
+def shrink(variables: Sequence[Any], factor: Tensor) -> None:
+    """Does `w ← w − factor · w` for each variable, in place."""
+    for variable in variables:
+        variable.assign(variable - variable * ops.cast(factor, variable.dtype))
+
+
+def pull(variables: Sequence[Any], anchors: Sequence[Any], factor: Tensor) -> None:
+    """Does `w ← w − factor · (w − a)` for each variable and its anchor, in place."""
+    for variable, anchor in zip(variables, anchors, strict=True):
+        difference = ops.cast(variable, anchor.dtype) - anchor
+        step = ops.cast(factor, anchor.dtype) * difference
+        variable.assign(variable - ops.cast(step, variable.dtype))

@@ -1,0 +1,83 @@
+"""The operations on sparse gradients, which only TensorFlow has (`tf.IndexedSlices`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+Tensor = Any
+
+
+def check_replicas() -> None:
+    """Refuses a distribution in which gradients are still to be summed over replicas.
+
+    Clipping before the sum, and summing again in each rule, would train with wrong steps.
+    """
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync > 1:
+        raise NotImplementedError(
+            "GroupedOptimizer must run on one replica on TensorFlow. Received: "
+            f"{type(strategy).__name__} with {strategy.num_replicas_in_sync} replicas. Train on "
+            "one device, or use the JAX backend with `keras.distribution`."
+        )
+
+
+def outside_compiled_step() -> AbstractContextManager[Any]:
+    """Returns a context in which variables may be made while a step is being compiled.
+
+    An assignment made while tracing would be part of the step and run at every step.
+    """
+    return tf.init_scope()
+
+
+def combine_repeated_rows(gradient: Tensor) -> Tensor:
+    """Returns a sparse gradient with each row once; a dense gradient as it is.
+
+    Norms and second moments of slices that repeat a row are not those of the gradient.
+    """
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(rows)[0])
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
+
+
+def _values(gradient: Tensor) -> Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
+def _with_values(gradient: Tensor, values: Tensor) -> Tensor:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+    return values
+
+
+def global_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Returns the Euclidean norm over all gradients, a float32 scalar."""
+    squares = [
+        tf.reduce_sum(tf.square(tf.cast(_values(gradient), tf.float32))) for gradient in gradients
+    ]
+    return tf.sqrt(tf.add_n(squares))
+
+
+def scale(gradients: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
+    """Returns each gradient times `factor`, in the gradient's dtype."""
+    return [
+        _with_values(gradient, _values(gradient) * tf.cast(factor, gradient.dtype))
+        for gradient in gradients
+    ]
+
+
+def clip_by_value(gradient: Tensor, limit: float) -> Tensor:
+    """Returns `gradient` with each element in `[-limit, limit]`."""
+    return _with_values(gradient, tf.clip_by_value(_values(gradient), -limit, limit))
+
+
+def shrink(variables: Sequence[Any], factor: Tensor) -> None:
+    """Does `w ← w − factor · w` for each variable, in place."""
+    for variable in variables:
+        value = variable.value
+        value.assign_sub(value * tf.cast(factor, value.dtype))

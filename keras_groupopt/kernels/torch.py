@@ -1,0 +1,71 @@
+"""The operations on lists at once, by torch's foreach functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+Tensor = Any
+
+
+def _by_device_and_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
+    groups: dict[tuple[Any, Any], list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        groups.setdefault((tensor.device, tensor.dtype), []).append(index)
+    return list(groups.values())
+
+
+@torch.no_grad()
+def own(values: Sequence[Tensor]) -> list[Tensor]:
+    """Returns values that an update cannot write through to the caller's.
+
+    Updates on lists are in place, also where Keras passes values instead of variables.
+    """
+    return [value.clone() for value in values]
+
+
+@torch.no_grad()
+def global_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Returns the Euclidean norm over all gradients, a float32 scalar."""
+    norms = torch._foreach_norm(list(gradients), 2, dtype=torch.float32)
+    device = norms[0].device
+    return torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]), 2)
+
+
+@torch.no_grad()
+def scale(gradients: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
+    """Returns each gradient times `factor`, in the gradient's dtype."""
+    scaled: list[Tensor] = list(gradients)
+    for indices in _by_device_and_dtype(gradients):
+        first = gradients[indices[0]]
+        products = torch._foreach_mul(
+            [gradients[i] for i in indices], factor.to(first.device, first.dtype)
+        )
+        for index, product in zip(indices, products, strict=True):
+            scaled[index] = product
+    return scaled
+
+
+@torch.no_grad()
+def shrink(variables: Sequence[Any], factor: Tensor) -> None:
+    """Does `w ← w − factor · w` for each variable, in place."""
+    values = [variable.value for variable in variables]
+    for indices in _by_device_and_dtype(values):
+        first = values[indices[0]]
+        kept = (1.0 - factor).to(first.device, first.dtype)
+        torch._foreach_mul_([values[i] for i in indices], kept)
+
+
+@torch.no_grad()
+def pull(variables: Sequence[Any], anchors: Sequence[Any], factor: Tensor) -> None:
+    """Does `w ← w − factor · (w − a)` for each variable and its anchor, in place."""
+    values = [variable.value for variable in variables]
+    targets = [anchor.value for anchor in anchors]
+    for indices in _by_device_and_dtype(values):
+        weights = [values[i] for i in indices]
+        wanted = [targets[i] for i in indices]
+        steps = torch._foreach_sub(wanted, weights)
+        torch._foreach_mul_(steps, factor.to(wanted[0].device, wanted[0].dtype))
+        torch._foreach_add_(weights, [step.to(weights[0].dtype) for step in steps])

@@ -1,0 +1,245 @@
+"""What a built optimizer holds per group: its rule, scalars, anchors and variables."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_groupopt import anchors, clipping, decay, slots
+from keras_groupopt.hyperparameters import Scalar
+from keras_groupopt.memory import bytes_of
+from keras_groupopt.plan import Plan, PlannedGroup
+from keras_groupopt.rules.registry import make_rule
+
+Tensor = Any
+
+
+class GroupParts:
+    """One group of a built optimizer.
+
+    Args:
+        planned: The group in the plan.
+        optimizer: The outer optimizer, which owns every variable made here.
+        variables: The group's Keras variables, in the plan's order.
+        model: The model, where a given anchor needs it.
+    """
+
+    def __init__(
+        self, planned: PlannedGroup, optimizer: Any, variables: Sequence[Any], model: Any
+    ) -> None:
+        group = planned.group
+        self.name = group.name
+        self.planned = planned
+        self.variables = list(variables)
+        self.frozen = group.frozen
+        self.rule: Any = None
+        self.scalars: dict[str, Scalar] = {}
+        self.anchors: list[Any] = [None] * len(self.variables)
+        # Anchors given as arrays are not in a config: until state is loaded they are unknown.
+        self.anchors_unknown = False
+        if self.frozen:
+            return
+        self.clipping = (group.clipnorm, group.global_clipnorm, group.clipvalue)
+        self._rate: Tensor = None
+        prefix = re.sub(r"[^A-Za-z0-9_.-]", "_", self.name)
+        self._own_rate = group.learning_rate
+        self._add_scalar("learning_rate_ratio", group.learning_rate_ratio, optimizer, prefix)
+        if group.weight_decay is not None:
+            self._add_scalar("weight_decay", group.weight_decay, optimizer, prefix)
+        self._build_rule(prefix)
+        self._build_anchors(optimizer, model)
+
+    def _add_scalar(self, name: str, declared: Any, optimizer: Any, prefix: str) -> None:
+        scalar = Scalar(name, declared, self.planned.group.where)
+        scalar.build(optimizer, prefix)
+        self.scalars[name] = scalar
+
+    def _build_rule(self, prefix: str) -> None:
+        where = self.planned.group.where
+        self.rule = make_rule(self.planned.group.rule, lambda: self._rate, where)
+        self.rule.name = prefix
+        ruled = [v for v in self.variables if not overwritten_by_gradient(v)]
+        self.rule.build(ruled)
+        self.slots = slots.slot_names(self.rule, len(ruled))
+        self.ruled = ruled
+
+    def _build_anchors(self, optimizer: Any, model: Any) -> None:
+        anchor = self.planned.group.anchor
+        values: dict[int, np.ndarray] = {}
+        if anchor is not None and anchor.kind == "given":
+            self.anchors_unknown = anchor.source is None
+            if not self.anchors_unknown:
+                values = anchors.given_values(anchor, self.planned, model)
+        for index, planned in enumerate(self.planned.variables):
+            if planned.anchored:
+                variable = self.variables[index]
+                self.anchors[index] = optimizer.add_variable_from_reference(
+                    variable,
+                    name="anchor",
+                    initializer=_copy_of(values.get(planned.position, variable)),
+                )
+
+    def capture_anchors(self) -> None:
+        """Takes the present weights as the anchors."""
+        for variable, anchor in zip(self.variables, self.anchors, strict=True):
+            if anchor is not None:
+                anchor.assign(keras.ops.copy(keras.ops.convert_to_tensor(variable)))
+        self.anchors_unknown = False
+
+    def drift(self) -> Tensor:
+        """Returns `‖w − a‖` over the anchored variables, a float32 scalar."""
+        squares = [
+            keras.ops.sum(keras.ops.square(keras.ops.cast(v - a, "float32")))
+            for v, a in zip(self.variables, self.anchors, strict=True)
+            if a is not None
+        ]
+        return keras.ops.sqrt(keras.ops.sum(keras.ops.stack(squares)))
+
+    def rate(self, base: Tensor, step: Tensor) -> Tensor:
+        """Returns the group's rate at `step`, a float32 scalar."""
+        own = base if self._own_rate is None else self._own_rate(step)
+        return keras.ops.cast(own, "float32") * self.scalars["learning_rate_ratio"].at(step)
+
+    def clip(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Applies the group's own clipping."""
+        return clipping.clip_group(gradients, *self.clipping)
+
+    def update(
+        self, gradients: list[Tensor], indices: Sequence[int], base: Tensor, step: Tensor
+    ) -> None:
+        """Decays, then runs the rule, at the group's rate.
+
+        Args:
+            gradients: One per index, as clipped.
+            indices: Places of their variables in the group.
+            base: The base rate.
+            step: The optimizer step.
+        """
+        if self.anchors_unknown:
+            raise ValueError(
+                f"The anchors of {self.planned.group.where} are not known. They were given as "
+                "values, which a config does not hold: load the saved state, or pass `anchor=` "
+                "again."
+            )
+        variables = [self.variables[index] for index in indices]
+        self._rate = self.rate(base, step)
+        try:
+            if "weight_decay" in self.scalars:
+                decayed = [i for i in indices if self.planned.variables[i].decayed]
+                decay.apply_decay(
+                    [self.variables[i] for i in decayed],
+                    [self.anchors[i] for i in decayed],
+                    self._rate,
+                    self.scalars["weight_decay"].at(step),
+                )
+            self.rule.apply(gradients, variables)
+        finally:
+            # A traced value must not outlive its trace.
+            self._rate = None
+
+    def skip(self) -> None:
+        """Counts a step in which the group had no gradient, so that groups stay in phase."""
+        self.rule.iterations.assign_add(1)
+
+    @property
+    def rule_variables(self) -> list[Any]:
+        """The rule's state variables, its own step counter included."""
+        return [] if self.rule is None else list(self.rule.variables)
+
+    def entries(self) -> dict[str, Any]:
+        """Returns the state to save, by key."""
+        found: dict[str, Any] = {}
+        for name, scalar in self.scalars.items():
+            if scalar.variable is not None:
+                found[f"@{name}/{self.name}"] = scalar.variable
+        if self.rule is None:
+            return found
+        paths = {id(v): p.path for v, p in zip(self.variables, self.planned.variables, strict=True)}
+        for variable in self.rule.variables:
+            if variable is self.rule.iterations:
+                continue
+            index, slot = self.slots[id(variable)]
+            owner = "@rule" if index is None else paths[id(self.ruled[index])]
+            found[f"{self.name}/{owner}/{slot}"] = variable
+        for planned, anchor in zip(self.planned.variables, self.anchors, strict=True):
+            if anchor is not None:
+                found[f"{self.name}/{planned.path}/@anchor"] = anchor
+        return found
+
+
+class Parts:
+    """All groups of a built optimizer, and where each trainable variable is.
+
+    A plain object on purpose: Keras tracks lists and optimizers set on an optimizer, and would
+    save and count them a second time.
+    """
+
+    def __init__(self, plan: Plan, optimizer: Any, variables: Sequence[Any], model: Any) -> None:
+        self.plan = plan
+        self.groups = [
+            GroupParts(
+                planned, optimizer, [variables[v.position] for v in planned.variables], model
+            )
+            for planned in plan.groups
+        ]
+        self.places = [(0, 0)] * len(variables)
+        for number, planned in enumerate(plan.groups):
+            for index, variable in enumerate(planned.variables):
+                self.places[variable.position] = (number, index)
+        # Positions whose gradients the last traced or eager step received.
+        self.received: frozenset[int] | None = None
+        self.warned: set[tuple[str, ...]] = set()
+
+    def __getitem__(self, name: str) -> GroupParts:
+        self.plan[name]
+        return next(group for group in self.groups if group.name == name)
+
+    @property
+    def rule_variables(self) -> list[Any]:
+        """Every rule's state variables."""
+        return [variable for group in self.groups for variable in group.rule_variables]
+
+    def entries(self) -> dict[str, Any]:
+        """Returns all groups' state to save, by key."""
+        return {key: v for group in self.groups for key, v in group.entries().items()}
+
+    def state_bytes(self) -> dict[int, int]:
+        """Returns, per position of each variable, the bytes of state that belong to it."""
+        sizes = dict.fromkeys(range(len(self.places)), 0)
+        for group in self.groups:
+            if group.rule is None:
+                continue
+            positions = {
+                id(v): p.position
+                for v, p in zip(group.variables, group.planned.variables, strict=True)
+            }
+            for variable in group.rule.variables:
+                index, _ = group.slots[id(variable)]
+                if index is not None and variable is not group.rule.iterations:
+                    sizes[positions[id(group.ruled[index])]] += bytes_of(
+                        variable.shape, variable.dtype
+                    )
+            for planned, anchor in zip(group.planned.variables, group.anchors, strict=True):
+                if anchor is not None:
+                    sizes[planned.position] += bytes_of(anchor.shape, anchor.dtype)
+        return sizes
+
+
+def overwritten_by_gradient(variable: Any) -> bool:
+    """Whether the gradient is the variable's next value (scales of float8 training)."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def _copy_of(value: Any) -> Any:
+    """Returns an initializer that copies, as a shared buffer could not be donated on JAX."""
+
+    def initializer(shape: Any, dtype: Any = None) -> Tensor:
+        del shape
+        tensor = keras.ops.convert_to_tensor(value)
+        return keras.ops.copy(keras.ops.cast(tensor, dtype or tensor.dtype))
+
+    return initializer

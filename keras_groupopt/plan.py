@@ -1,0 +1,220 @@
+"""Who goes where: a frozen, printable record. Everything downstream reads it and never a path."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from keras_groupopt.arguments import is_schedule
+from keras_groupopt.groups import Anchor, Group
+from keras_groupopt.selectors import Selector
+from keras_groupopt.views import compare as compare_view
+from keras_groupopt.views import html as html_view
+from keras_groupopt.views import table as table_view
+
+FORMAT = 1
+_SHOWN = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Defaults:
+    """What the optimizer says for groups that do not say it themselves."""
+
+    learning_rate: Any
+    rule: Any
+    weight_decay: Any = None
+    anchor: Anchor | None = None
+    exclude_from_decay: Selector | tuple[()] = ()
+    clipnorm: float | None = None
+    clipvalue: float | None = None
+    global_clipnorm: float | None = None
+    unclaimed: str = "default"
+    overlap: str = "error"
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedVariable:
+    """One trainable variable in the plan.
+
+    Args:
+        position: Its place among the trainable variables the optimizer is built with.
+        path: Its layer path.
+        name: Its last name, as `"kernel"`.
+        shape: Its shape.
+        dtype: Its dtype.
+        decayed: Whether decay acts on it.
+        anchored: Whether decay pulls it toward a stored value.
+        state_bytes: Bytes of optimizer state it owns; `None` before build.
+    """
+
+    position: int
+    path: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    decayed: bool
+    anchored: bool
+    state_bytes: int | None = None
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The part of it that a file keeps, and that another model is checked against."""
+        return {
+            "path": self.path,
+            "name": self.name,
+            "shape": list(self.shape),
+            "dtype": self.dtype,
+            "decayed": self.decayed,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedGroup:
+    """One group with everything filled in, and its variables.
+
+    Args:
+        group: The declaration, with what it left out taken from the optimizer.
+        variables: Its variables, in the order of the model's trainable variables.
+    """
+
+    group: Group
+    variables: tuple[PlannedVariable, ...]
+
+    @property
+    def name(self) -> str:
+        """The group's name."""
+        return self.group.name
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Which variable is in which group, and how each group is trained.
+
+    Every trainable variable is in exactly one group. `plan.summary()` prints it, `plan.to_dict()`
+    gives plain JSON, `plan.compare(other)` lists differences, and notebooks show it as HTML.
+
+    Args:
+        groups: The groups, in the order of declaration; the rest comes last.
+        defaults: What the optimizer says for all groups.
+        provisional: Whether paths come from `variable.path` because no model was given.
+    """
+
+    groups: tuple[PlannedGroup, ...]
+    defaults: Defaults
+    provisional: bool = False
+
+    def __getitem__(self, name: str) -> PlannedGroup:
+        for planned in self.groups:
+            if planned.name == name:
+                return planned
+        names = ", ".join(planned.name for planned in self.groups)
+        raise KeyError(f'No group is called "{name}". The groups are: {names}.')
+
+    @property
+    def variables(self) -> tuple[PlannedVariable, ...]:
+        """All variables, in the order of the model's trainable variables."""
+        every = (variable for planned in self.groups for variable in planned.variables)
+        return tuple(sorted(every, key=lambda variable: variable.position))
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """Per trainable variable, in order: path, name, shape, dtype, decayed and group."""
+        owners = {v.position: planned.name for planned in self.groups for v in planned.variables}
+        return [v.record | {"group": owners[v.position]} for v in self.variables]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the plan as plain JSON: `format`, `provisional`, `options` and `groups`."""
+        defaults = self.defaults
+        return {
+            "format": FORMAT,
+            "provisional": self.provisional,
+            "options": {
+                "learning_rate": describe_scalar(defaults.learning_rate),
+                "global_clipnorm": defaults.global_clipnorm,
+                "unclaimed": defaults.unclaimed,
+                "overlap": defaults.overlap,
+            },
+            "groups": [_group_dict(planned, defaults) for planned in self.groups],
+        }
+
+    def summary(self, **options: Any) -> None:
+        """Prints the plan as a table in the look of `model.summary()`.
+
+        Args:
+            **options: `expand` (`True` or names of groups: list their variables), `line_length`,
+                `print_fn`, `console` (a `rich.console.Console`).
+        """
+        table_view.summary(self.to_dict(), **options)
+
+    def compare(self, other: Plan) -> compare_view.PlanDifference:
+        """Returns what differs in `other`; the result is falsy when nothing does."""
+        return compare_view.compare(self.to_dict(), other.to_dict())
+
+    def _repr_html_(self) -> str:
+        return html_view.to_html(self.to_dict())
+
+
+def describe_scalar(value: Any) -> str | float | None:
+    """Returns a number as it is, and a schedule or function by its name."""
+    if value is None or isinstance(value, (int, float)):
+        return value
+    if is_schedule(value):
+        return f"{type(value).__name__}(…)"
+    return f"{getattr(value, '__name__', type(value).__name__)}()"
+
+
+def _rate_text(group: Group, base: Any) -> str:
+    own = group.learning_rate if group.learning_rate is not None else base
+    ratio = describe_scalar(group.learning_rate_ratio)
+    text = str(describe_scalar(own) if not isinstance(own, float) else f"{own:g}")
+    if isinstance(ratio, float):
+        return text if ratio == 1.0 else f"{text} × {ratio:g}"
+    return f"{text} × {ratio}"
+
+
+def _group_dict(planned: PlannedGroup, defaults: Defaults) -> dict[str, Any]:
+    group = planned.group
+    exclusion = group.exclude_from_decay
+    rule = group.rule
+    return {
+        "name": group.name,
+        "selector": "" if group.selector is None else group.selector.describe(),
+        "rule": None if rule is None else rule.label,
+        "rule_arguments": {} if rule is None else {k: _plain(v) for k, v in rule.arguments.items()},
+        "learning_rate": None if group.frozen else _rate_text(group, defaults.learning_rate),
+        "learning_rate_ratio": describe_scalar(group.learning_rate_ratio),
+        "weight_decay": describe_scalar(group.weight_decay),
+        "anchor": None if group.anchor is None else group.anchor.kind,
+        "exclude_from_decay": exclusion.describe() if isinstance(exclusion, Selector) else None,
+        "frozen": group.frozen,
+        "clipnorm": group.clipnorm,
+        "global_clipnorm": group.global_clipnorm,
+        "clipvalue": group.clipvalue,
+        "variables": [
+            {
+                **v.record,
+                "anchored": v.anchored,
+                "state_bytes": v.state_bytes,
+            }
+            for v in planned.variables
+        ],
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
+
+
+def with_state_bytes(plan: Plan, sizes: Mapping[int, int]) -> Plan:
+    """Returns `plan` with the bytes of state per position filled in."""
+    groups = [
+        dataclasses.replace(
+            planned,
+            variables=tuple(
+                dataclasses.replace(v, state_bytes=sizes[v.position]) for v in planned.variables
+            ),
+        )
+        for planned in plan.groups
+    ]
+    return dataclasses.replace(plan, groups=tuple(groups))

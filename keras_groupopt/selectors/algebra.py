@@ -1,0 +1,279 @@
+"""Selectors as a set algebra: what every selector can do, and how they combine.
+
+A selector is a pure predicate on the variables of a catalog. Combining never looks at a model, and
+resolving always looks at every part, so a misspelt name is found wherever it stands.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+from keras_groupopt.variable_info import VariableCatalog
+
+__all__ = ["And", "Not", "Or", "Selector", "as_selector"]
+
+
+class Selector(ABC):
+    """A choice of variables. Combine with `|`, `&`, `~` and `-`.
+
+    A string or a layer beside one of these operators means `path` or `layer`. Two selectors are
+    equal if they are written the same.
+
+    Example:
+    >>> from keras_groupopt.selectors import path, rank
+    >>> path("head") - rank(max=1)
+    path("head") & ~rank(max=1)
+    """
+
+    kind: ClassVar[str] = ""
+    _kinds: ClassVar[dict[str, type[Selector]]] = {}
+    # How tightly the text of `describe` binds; higher is tighter.
+    _binding: ClassVar[int] = 4
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if cls.kind:
+            Selector._kinds[cls.kind] = cls
+
+    def resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+        """Returns the positions, in `catalog`, of the variables chosen.
+
+        Args:
+            catalog: The variables of a model.
+
+        Raises:
+            ValueError: If a part that names something matches no variable at all.
+        """
+        return self._resolve(catalog)
+
+    def describe(self) -> str:
+        """Returns the selector as short text, such as `path("head") | rank(max=1)`."""
+        return self._text()
+
+    @abstractmethod
+    def _resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+        """Returns what `resolve` does."""
+
+    @abstractmethod
+    def _text(self) -> str:
+        """Returns what `describe` does."""
+
+    @abstractmethod
+    def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
+        """Returns what `get_config` holds beside the kind."""
+
+    @classmethod
+    @abstractmethod
+    def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
+        """Builds the selector from what `_arguments` returned."""
+
+    @abstractmethod
+    def _key(self) -> tuple[Any, ...]:
+        """Returns what makes two selectors of one kind equal."""
+
+    def get_config(self, catalog: VariableCatalog | None = None) -> dict[str, Any]:
+        """Returns the selector as plain JSON data.
+
+        Args:
+            catalog: Where layers and variables held as objects find their paths.
+
+        Raises:
+            ValueError: If a part can't be written: an object without a catalog, or a function that
+                no serializer knows.
+        """
+        return {"selector": self.kind, **self._arguments(catalog)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> Selector:
+        """Builds the selector that `get_config` described.
+
+        Raises:
+            ValueError: If `config` is no such description.
+        """
+        kind = config.get("selector") if isinstance(config, dict) else None
+        if kind not in Selector._kinds:
+            raise ValueError(
+                f"`config` must have a 'selector' that is one of {sorted(Selector._kinds)}. "
+                f"Received: config={config!r}."
+            )
+        arguments = {name: value for name, value in config.items() if name != "selector"}
+        return Selector._kinds[kind]._from_arguments(arguments)
+
+    def is_serializable(self) -> bool:
+        """Returns whether `get_config` works once the catalog is known."""
+        return all(part.is_serializable() for part in self._parts()) and self._is_data()
+
+    def _parts(self) -> tuple[Selector, ...]:
+        """Returns the selectors that this one combines."""
+        return ()
+
+    def _is_data(self) -> bool:
+        """Returns whether all that this selector itself holds can be written."""
+        return True
+
+    def __or__(self, other: Any) -> Selector:
+        return Or(self, as_selector(other, "other"))
+
+    def __ror__(self, other: Any) -> Selector:
+        return Or(as_selector(other, "other"), self)
+
+    def __and__(self, other: Any) -> Selector:
+        return And(self, as_selector(other, "other"))
+
+    def __rand__(self, other: Any) -> Selector:
+        return And(as_selector(other, "other"), self)
+
+    def __sub__(self, other: Any) -> Selector:
+        return And(self, ~as_selector(other, "other"))
+
+    def __rsub__(self, other: Any) -> Selector:
+        return And(as_selector(other, "other"), ~self)
+
+    def __invert__(self) -> Selector:
+        return Not(self)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Selector):
+            return NotImplemented
+        return type(self) is type(other) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash((type(self), self._key()))
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+
+class _Combination(Selector):
+    """Two or more selectors under one operator; nested ones of the same kind become one."""
+
+    _sign: ClassVar[str]
+    parts: tuple[Selector, ...]
+
+    def __init__(self, *parts: Selector) -> None:
+        flat: list[Selector] = []
+        for part in parts:
+            flat += part.parts if type(part) is type(self) else [part]
+        self.parts = tuple(flat)
+
+    def _text(self) -> str:
+        texts = [
+            part.describe() if part._binding > self._binding else f"({part.describe()})"
+            for part in self.parts
+        ]
+        return f" {self._sign} ".join(texts)
+
+    def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
+        return {"selectors": [part.get_config(catalog) for part in self.parts]}
+
+    @classmethod
+    def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
+        return cls(*(Selector.from_config(config) for config in arguments["selectors"]))
+
+    def _parts(self) -> tuple[Selector, ...]:
+        return self.parts
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.parts
+
+
+class Or(_Combination):
+    """What any of the parts chooses."""
+
+    kind = "or"
+    _sign = "|"
+    _binding = 1
+
+    def _resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+        return frozenset().union(*[part.resolve(catalog) for part in self.parts])
+
+
+class And(_Combination):
+    """What all of the parts choose."""
+
+    kind = "and"
+    _sign = "&"
+    _binding = 2
+
+    def _resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+        return catalog.everything.intersection(*[part.resolve(catalog) for part in self.parts])
+
+
+class Not(Selector):
+    """What the part leaves."""
+
+    kind = "not"
+    _binding = 3
+
+    def __init__(self, part: Selector) -> None:
+        self.part = part
+
+    def _resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+        return catalog.everything - self.part.resolve(catalog)
+
+    def _text(self) -> str:
+        text = self.part.describe()
+        return f"~{text}" if self.part._binding > self._binding else f"~({text})"
+
+    def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
+        return {"of": self.part.get_config(catalog)}
+
+    @classmethod
+    def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
+        return cls(Selector.from_config(arguments["of"]))
+
+    def _parts(self) -> tuple[Selector, ...]:
+        return (self.part,)
+
+    def __invert__(self) -> Selector:
+        return self.part
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.part,)
+
+
+def as_selector(value: Any, argument: str = "selector") -> Selector:
+    """Returns `value` as a selector.
+
+    Args:
+        value: A selector; a string, which means `path`; a Keras layer or model, which means
+            `layer`; or a list or tuple of these, which means any of them.
+        argument: What the value is called in errors.
+
+    Returns:
+        The selector that `value` means.
+
+    Raises:
+        TypeError: If it is none of these.
+        ValueError: If it is an empty list or a bad pattern.
+
+    Example:
+    >>> as_selector(["stem", "head"])
+    path("stem") | path("head")
+    """
+    if isinstance(value, Selector):
+        return value
+    if isinstance(value, str):
+        return Selector._kinds["path"](value)  # type: ignore[call-arg]
+    if isinstance(value, (list, tuple)):
+        if not value:
+            raise ValueError(f"`{argument}` must not be empty. Received: {argument}={value!r}.")
+        parts = [as_selector(part, argument) for part in value]
+        return Or(*parts) if len(parts) > 1 else parts[0]
+    if not isinstance(value, type) and hasattr(value, "weights") and hasattr(value, "name"):
+        return Selector._kinds["layer"](value)  # type: ignore[call-arg]
+    raise TypeError(
+        f"`{argument}` must be a layer path, a layer, a selector, or a list of these. "
+        f"Received: {argument}={value!r} (of type {type(value).__name__}).{_hint(value)}"
+    )
+
+
+def _hint(value: Any) -> str:
+    if isinstance(value, type):
+        return f' For all layers of a class use `layer_type("{value.__name__}")`.'
+    if hasattr(value, "shape") and hasattr(value, "trainable"):
+        return " For single variables use `variables(v, ...)`."
+    if callable(value):
+        return " For an own function use `where(function)`."
+    return ""

@@ -1,0 +1,178 @@
+"""Names of state, the manifest beside it, and its transfer to and from a store.
+
+State is keyed by `group/layer path/slot`, so a file says what each array is and can be checked
+against the optimizer that reads it. Names that start with `@` are the optimizer's own:
+`@iterations`, `@learning_rate`, `@learning_rate_ratio/<group>`, `@weight_decay/<group>`,
+`<group>/@rule/<name>`, `<group>/<layer path>/@anchor` and `@manifest`, a JSON text as bytes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_groupopt import config
+from keras_groupopt.parts import Parts
+from keras_groupopt.plan import Plan
+
+FORMAT = 1
+MANIFEST = "@manifest"
+ITERATIONS = "@iterations"
+LEARNING_RATE = "@learning_rate"
+_SHOWN = 5
+
+
+def entries_of(optimizer: Any, parts: Parts) -> dict[str, Any]:
+    """Returns every variable to save, by key; each once."""
+    own = {ITERATIONS: optimizer.iterations}
+    if isinstance(optimizer.learning_rate, keras.Variable):
+        own[LEARNING_RATE] = optimizer.learning_rate
+    return own | parts.entries()
+
+
+def manifest_of(entries: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """Returns the manifest: what is saved, under which names, shapes and dtypes."""
+    return {
+        "format": FORMAT,
+        "rules": {p.name: p.group.rule.label for p in plan.groups if p.group.rule is not None},
+        "declared": config.declared_scalars(plan),
+        "provisional": plan.provisional,
+        "state": {key: [list(v.shape), _dtype(v)] for key, v in entries.items()},
+    }
+
+
+def _dtype(variable: Any) -> str:
+    return keras.backend.standardize_dtype(variable.dtype)
+
+
+def write(store: Any, entries: Mapping[str, Any], manifest: Mapping[str, Any]) -> None:
+    """Writes each entry once, and the manifest."""
+    text = json.dumps(manifest, separators=(",", ":"))
+    store[MANIFEST] = np.frombuffer(text.encode(), dtype="uint8")
+    for key, variable in entries.items():
+        store[key] = keras.ops.convert_to_numpy(variable)
+
+
+def read_manifest(store: Any) -> dict[str, Any]:
+    """Returns the manifest in `store`.
+
+    Raises:
+        ValueError: If there is none, it cannot be read, or its format is newer.
+    """
+    try:
+        text = bytes(np.asarray(store[MANIFEST], dtype="uint8"))
+    except KeyError as error:
+        raise ValueError(
+            "The saved optimizer state must come from a GroupedOptimizer. Received: state "
+            f"without a manifest, with the entries {', '.join(sorted(store.keys())[:_SHOWN])}. "
+            "It was saved by another optimizer: compile with that one to load it, or load the "
+            "weights alone into a model that is not compiled."
+        ) from error
+    try:
+        manifest = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"The manifest of the optimizer state is damaged: {error}.") from error
+    if manifest.get("format") != FORMAT:
+        raise ValueError(
+            f"The optimizer state must be of format {FORMAT}. Received: format "
+            f"{manifest.get('format')!r}. Upgrade keras_groupopt to read it."
+        )
+    return manifest
+
+
+def check_layout(manifest: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+    """Refuses state of another layout.
+
+    Args:
+        manifest: The saved manifest.
+        expected: The manifest of the optimizer that reads.
+
+    Raises:
+        ValueError: With the first differences, if rules, names, shapes or dtypes differ.
+    """
+    differences = list(_differences(manifest, expected))
+    if not differences:
+        return
+    shown = "\n  ".join(differences[:_SHOWN])
+    more = len(differences) - _SHOWN
+    raise ValueError(
+        "The saved optimizer state must have the layout of this optimizer. Nothing was loaded. "
+        f"First differences:\n  {shown}"
+        + (f"\n  … and {more} more" if more > 0 else "")
+        + "\nMake the groups as they were, or load the weights into a model that is not compiled."
+    )
+
+
+def _differences(manifest: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterable[str]:
+    saved_rules, rules = manifest["rules"], expected["rules"]
+    for group in {**saved_rules, **rules}:
+        if group not in rules:
+            yield f'group "{group}" is saved, but not in this optimizer'
+        elif group not in saved_rules:
+            yield f'group "{group}" is in this optimizer, but not saved'
+        elif rules[group] != saved_rules[group]:
+            yield f'group "{group}": saved with rule {saved_rules[group]}, now {rules[group]}'
+    saved, wanted = manifest["state"], expected["state"]
+    # Scalars are declared values, not layout: one that is new or gone is not a difference.
+    missing = [key for key in wanted if key not in saved and not key.startswith("@")]
+    extra = [key for key in saved if key not in wanted and not key.startswith("@")]
+    for key in missing:
+        near = difflib.get_close_matches(key, extra, n=1)
+        yield f"{key} is not saved" + (f" (nearest: {near[0]})" if near else "")
+    for key in extra:
+        yield f"{key} is saved, but not in this optimizer"
+    for key, (shape, dtype) in wanted.items():
+        if key in saved and [list(saved[key][0]), saved[key][1]] != [list(shape), dtype]:
+            yield (
+                f"{key}: saved as {saved[key][1]}{list(saved[key][0])}, now {dtype}{list(shape)}"
+            )
+
+
+def read(store: Any, manifest: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Returns every saved array, checked against the manifest before anything is assigned.
+
+    Raises:
+        ValueError: If an array is missing or has another shape.
+    """
+    values = {}
+    for key, (shape, _) in manifest["state"].items():
+        try:
+            value = np.asarray(store[key])
+        except KeyError as error:
+            raise ValueError(
+                f"The saved optimizer state is damaged: its manifest names {key}, which is "
+                "missing. Nothing was loaded."
+            ) from error
+        if list(value.shape) != list(shape):
+            raise ValueError(
+                f"The saved optimizer state is damaged: {key} has shape {list(value.shape)}, its "
+                f"manifest says {list(shape)}. Nothing was loaded."
+            )
+        values[key] = value
+    return values
+
+
+def assign(
+    optimizer: Any, parts: Parts, manifest: Mapping[str, Any], values: Mapping[str, Any]
+) -> None:
+    """Gives an optimizer the state that was read, after checking that it fits.
+
+    Raises:
+        ValueError: If the layout is another one. Nothing is assigned then.
+    """
+    entries = entries_of(optimizer, parts)
+    expected = manifest_of(entries, parts.plan)
+    check_layout(manifest, expected)
+    kept = config.scalars_to_keep(manifest["declared"], expected["declared"])
+    for key, variable in entries.items():
+        if key in values and key not in kept:
+            variable.assign(values[key])
+    for group in parts.groups:
+        if not group.frozen:
+            group.rule.iterations.assign(values[ITERATIONS])
+            group.anchors_unknown = False

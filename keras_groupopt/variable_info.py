@@ -1,0 +1,278 @@
+"""What is known of each variable of a model, as plain values.
+
+`walk.py` fills these in from a Keras model; selectors, groups and the plan read nothing else, so
+they need neither Keras nor a backend and can be tested with strings.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+__all__ = ["LayerInfo", "VariableCatalog", "VariableInfo"]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerInfo:
+    """One layer above a variable.
+
+    Args:
+        name: Name as it stands in the path: automatic names renumbered, `@n` added.
+        path: Layer path, the names from the root's child down to this layer joined by `/`.
+        class_names: Name of its class, then of the bases, up to but without `keras.Layer`.
+        identity: `id()` of the Keras layer, 0 when unknown. Not compared.
+        raw_name: `layer.name`, as Keras gives it. Not compared: automatic names differ per process.
+        automatic: Whether `raw_name` is an automatic name.
+    """
+
+    name: str
+    path: str
+    class_names: tuple[str, ...] = ()
+    identity: int = field(default=0, compare=False)
+    raw_name: str = field(default="", compare=False)
+    automatic: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class VariableInfo:
+    """One variable of a model.
+
+    Args:
+        path: Canonical layer path, such as `"mobilenetv2/Conv1/kernel"`.
+        name: Last name, such as `"kernel"`.
+        shape: Shape.
+        dtype: Data type, such as `"float32"`.
+        trainable: Whether Keras trains it as the model stands.
+        aliases: The other paths it is known by: further places in the model when it is shared, and
+            Keras' own `variable.path` where that differs. Not compared: it differs per process.
+        layers: The layers above it, the root's child first, the owner last.
+        identity: `id()` of the Keras variable, 0 when unknown. Not compared.
+        keras_path: Keras' own `variable.path` where it is no place in the model, else empty. Not
+            compared.
+        alias_layers: The layers above it at its further places. Not compared.
+
+    Example:
+    >>> info = VariableInfo("head/kernel", "kernel", (8, 2), "float32", True)
+    >>> info.rank, info.size
+    (2, 16)
+    """
+
+    path: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    trainable: bool = True
+    aliases: tuple[str, ...] = field(default=(), compare=False)
+    layers: tuple[LayerInfo, ...] = ()
+    identity: int = field(default=0, compare=False)
+    keras_path: str = field(default="", compare=False)
+    alias_layers: tuple[LayerInfo, ...] = field(default=(), compare=False)
+
+    @property
+    def rank(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of values."""
+        return math.prod(self.shape)
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Every path of it in the model, the canonical one first; Keras' own path is not one."""
+        return (self.path, *(alias for alias in self.aliases if alias != self.keras_path))
+
+    @property
+    def keras_path_is_stable(self) -> bool:
+        """Whether no layer name in `keras_path` is an automatic one, numbered per process."""
+        automatic = {layer.raw_name for layer in self.layers if layer.automatic}
+        return automatic.isdisjoint(self.keras_path.split("/"))
+
+
+@dataclass(frozen=True, eq=False)
+class VariableCatalog:
+    """All variables of a model, in order, with the indices that selectors use.
+
+    Immutable; each index is computed when first read and kept.
+
+    Args:
+        infos: The variables. Their paths must differ.
+        provisional: Whether the paths come from `variable.path` alone, without a model.
+        unbuilt_layers: Layer paths of layers that have no variables yet, for messages.
+
+    Raises:
+        ValueError: If two variables have the same path.
+
+    Example:
+    >>> catalog = VariableCatalog((VariableInfo("head/kernel", "kernel", (8, 2)),))
+    >>> catalog.layer_paths
+    ('head',)
+    >>> catalog.near("haed")
+    ['head']
+    """
+
+    infos: tuple[VariableInfo, ...]
+    provisional: bool = False
+    unbuilt_layers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "infos", tuple(self.infos))
+        if len(self.by_path) != len(self.infos):
+            paths = [info.path for info in self.infos]
+            repeated = sorted({path for path in paths if paths.count(path) > 1})
+            raise ValueError(f"`infos` must have distinct paths. Received twice: {repeated[:5]}.")
+
+    def __len__(self) -> int:
+        return len(self.infos)
+
+    def __iter__(self) -> Iterator[VariableInfo]:
+        return iter(self.infos)
+
+    def __getitem__(self, position: int) -> VariableInfo:
+        return self.infos[position]
+
+    @cached_property
+    def everything(self) -> frozenset[int]:
+        """All positions."""
+        return frozenset(range(len(self.infos)))
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        """The canonical path of each variable."""
+        return tuple(info.path for info in self.infos)
+
+    @cached_property
+    def by_path(self) -> dict[str, int]:
+        """Position of each canonical path."""
+        return {info.path: position for position, info in enumerate(self.infos)}
+
+    @cached_property
+    def by_identity(self) -> dict[int, int]:
+        """Position of each variable by `id()`; variables of unknown identity are left out."""
+        return {info.identity: at for at, info in enumerate(self.infos) if info.identity}
+
+    @cached_property
+    def layers_by_path(self) -> dict[str, LayerInfo]:
+        """Every layer above some variable by its path, once per place, in order of appearance."""
+        found: dict[str, LayerInfo] = {}
+        for info in self.infos:
+            for layer in (*info.layers, *info.alias_layers):
+                found.setdefault(layer.path, layer)
+            # Infos made by hand may give paths alone.
+            for place in info.places:
+                for path in _layers_above(place):
+                    if path not in found:
+                        found[path] = LayerInfo(path.rpartition("/")[2], path)
+        return found
+
+    @property
+    def layer_paths(self) -> tuple[str, ...]:
+        """The path of every layer above some variable, in order of appearance."""
+        return tuple(self.layers_by_path)
+
+    @cached_property
+    def layers_by_name(self) -> dict[str, tuple[str, ...]]:
+        """Paths of the layers with each name, as in the path or explicitly given to Keras.
+
+        A layer at several places stands once, with its first.
+        """
+        found: dict[str, dict[object, str]] = {}
+        for path, layer in self.layers_by_path.items():
+            names = {layer.name} if layer.automatic else {layer.name, layer.raw_name}
+            for name in names:
+                found.setdefault(name, {}).setdefault(layer.identity or path, path)
+        return {name: tuple(paths.values()) for name, paths in found.items()}
+
+    @cached_property
+    def by_layer_identity(self) -> dict[int, str]:
+        """Layer path of each layer by `id()`, its first place if it has several."""
+        found: dict[int, str] = {}
+        for info in self.infos:
+            for layer in (*info.layers, *info.alias_layers):
+                found.setdefault(layer.identity, layer.path)
+        found.pop(0, None)
+        return found
+
+    @cached_property
+    def by_place(self) -> dict[str, tuple[int, ...]]:
+        """Positions claimed by each path in the model, of a variable or of a layer above it."""
+        return _claims((at, place) for at, info in enumerate(self.infos) for place in info.places)
+
+    @cached_property
+    def sorted_places(self) -> tuple[str, ...]:
+        """The keys of `by_place` in order, so that those with one beginning stand together."""
+        return tuple(sorted(self.by_place))
+
+    @cached_property
+    def keras_paths(self) -> dict[str, tuple[int, ...]]:
+        """Positions of the variables with each `keras_path`, where that is nobody's place."""
+        found: dict[str, tuple[int, ...]] = {}
+        for at, info in enumerate(self.infos):
+            if info.keras_path and info.keras_path not in self.by_place:
+                found[info.keras_path] = (*found.get(info.keras_path, ()), at)
+        return found
+
+    @cached_property
+    def class_names(self) -> dict[str, frozenset[int]]:
+        """Positions below a layer of each class, bases included."""
+        found: dict[str, set[int]] = {}
+        for at, info in enumerate(self.infos):
+            for layer in (*info.layers, *info.alias_layers):
+                for class_name in layer.class_names:
+                    found.setdefault(class_name, set()).add(at)
+        return {class_name: frozenset(positions) for class_name, positions in found.items()}
+
+    @cached_property
+    def variable_names(self) -> dict[str, frozenset[int]]:
+        """Positions of the variables with each last name."""
+        found: dict[str, set[int]] = {}
+        for at, info in enumerate(self.infos):
+            found.setdefault(info.name, set()).add(at)
+        return {name: frozenset(positions) for name, positions in found.items()}
+
+    def is_automatic_name(self, text: str) -> bool:
+        """Returns whether `text` is the automatic name that Keras gave some layer."""
+        return any(
+            layer.automatic and layer.raw_name == text for layer in self.layers_by_path.values()
+        )
+
+    def near(self, text: str, n: int = 3) -> list[str]:
+        """Returns the `n` real paths most like `text`, of layers and of variables.
+
+        A layer whose own Keras name is `text` comes first; then paths like `text` as a whole or in
+        their last names, whatever the case.
+
+        Args:
+            text: What was asked for: a path or a pattern.
+            n: How many to return at most.
+        """
+        found = [layer.path for layer in self.layers_by_path.values() if layer.raw_name == text]
+        by_end: dict[str, list[str]] = {}
+        levels = text.count("/") + 1
+        for path in dict.fromkeys((*self.layer_paths, *self.paths)):
+            for key in {path.lower(), "/".join(path.split("/")[-levels:]).lower()}:
+                by_end.setdefault(key, []).append(path)
+        for key in difflib.get_close_matches(text.lower(), by_end, n=n, cutoff=0.6):
+            found += sorted(by_end[key], key=len)
+        return list(dict.fromkeys(found))[:n]
+
+
+def _layers_above(path: str) -> Iterator[str]:
+    """Yields the paths of the layers above `path`, the root's child first."""
+    end = path.find("/")
+    while end >= 0:
+        yield path[:end]
+        end = path.find("/", end + 1)
+
+
+def _claims(paths: Iterator[tuple[int, str]]) -> dict[str, tuple[int, ...]]:
+    found: dict[str, dict[int, None]] = {}
+    for position, path in paths:
+        found.setdefault(path, {})[position] = None
+        for above in _layers_above(path):
+            found.setdefault(above, {})[position] = None
+    return {path: tuple(positions) for path, positions in found.items()}

@@ -1,0 +1,259 @@
+"""The figures of a plan as text, computed once for the table and the notebook view."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Plan = Mapping[str, Any]
+Record = Mapping[str, Any]
+
+NONE = "–"
+PLAN_FORMAT = 1
+CLIPPING_OPTIONS = ("clipnorm", "global_clipnorm", "clipvalue")
+PROVISIONAL_NOTE = (
+    "Provisional: paths come from variable names, so parents may be missing. "
+    "Pass `model=` for layer paths."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFigures:
+    """One group as text; `–` where an option is not set or cannot act."""
+
+    name: str
+    selector: str
+    rule: str
+    frozen: bool
+    decays: bool
+    variable_count: int
+    parameters: int
+    share: str
+    learning_rate: str
+    weight_decay: str
+    anchor: str
+    excluded: str
+    exclude_from_decay: str | None
+    clipping: str | None
+    memory: str
+    variables: Sequence[Record]
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFigures:
+    """A whole plan as text: its groups in order, then the totals as (label, value) lines."""
+
+    title: str
+    groups: tuple[GroupFigures, ...]
+    totals: tuple[tuple[str, str], ...]
+    settings: tuple[tuple[str, str], ...]
+    note: str | None
+
+
+def check_format(plan: Plan, argument: str = "plan") -> None:
+    """Refuses a dictionary that no view can read.
+
+    Args:
+        plan: What `Plan.to_dict()` returns.
+        argument: How the caller calls it, for the message.
+
+    Raises:
+        ValueError: If the dictionary carries another format number.
+    """
+    if plan.get("format") != PLAN_FORMAT:
+        raise ValueError(
+            f"`{argument}` must be a plan of format {PLAN_FORMAT}, as `Plan.to_dict()` returns it. "
+            f"Received: format={plan.get('format')!r}. Read it with the version that wrote it."
+        )
+
+
+def parameter_count(variables: Iterable[Record]) -> int:
+    """The number of values in `variables`."""
+    return sum(math.prod(variable["shape"]) for variable in variables)
+
+
+def shares(counts: Sequence[int]) -> list[int]:
+    """Splits 100 % in proportion to `counts`, in tenths of a percent that sum to exactly 1000.
+
+    Rounding each share alone would let a column read 99.9 % or 100.1 %, so the tenths that
+    rounding down leaves over go to the largest remainders.
+
+    Args:
+        counts: Non-negative integers.
+
+    Returns:
+        One integer a count; zeros if every count is 0.
+
+    Example:
+
+    >>> shares([1, 1, 1])
+    [334, 333, 333]
+    """
+    total = sum(counts)
+    if total == 0:
+        return [0] * len(counts)
+    tenths = [1000 * count // total for count in counts]
+    by_remainder = sorted(range(len(counts)), key=lambda i: -(1000 * counts[i] % total))
+    for i in by_remainder[: 1000 - sum(tenths)]:
+        tenths[i] += 1
+    return tenths
+
+
+def readable_bytes(size: float) -> str:
+    """Bytes with a unit, in steps of 1024, as Keras' `model.summary()` writes them.
+
+    Example:
+
+    >>> readable_bytes(0), readable_bytes(1536), readable_bytes(3 * 1024**2)
+    ('0.00 B', '1.50 KB', '3.00 MB')
+    """
+    for unit in ("B", "KB", "MB", "GB", "TB"):
+        if size < 1024:
+            return f"{size:.2f} {unit}"
+        size /= 1024
+    return f"{size:.2f} PB"
+
+
+def value_text(value: Any) -> str:
+    """A JSON value as short text: `–` for None, `CosineDecay(…)` for a serialised object.
+
+    Example:
+
+    >>> value_text(1e-4), value_text(10.0), value_text(None), value_text([3, 3])
+    ('0.0001', '10', '–', '(3, 3)')
+    """
+    if value is None:
+        return NONE
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    if isinstance(value, Mapping):
+        named = value.get("class_name")
+        return f"{named}(…)" if isinstance(named, str) else "{…}" if value else "{}"
+    if isinstance(value, list | tuple):
+        inner = ", ".join(value_text(item) for item in value)
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    return str(value)
+
+
+def rule_text(group: Record) -> str:
+    """A group's rule with the arguments that were given: `lion, beta_1=0.95`."""
+    arguments = (f"{key}={value_text(value)}" for key, value in group["rule_arguments"].items())
+    return ", ".join([group["rule"], *arguments])
+
+
+def memory_text(variables: Sequence[Record]) -> str:
+    """Optimizer memory of `variables`: `≥` a sum that leaves some out, `–` if none is known."""
+    known = [v["state_bytes"] for v in variables if v.get("state_bytes") is not None]
+    if variables and not known:
+        return NONE
+    text = readable_bytes(sum(known))
+    return text if len(known) == len(variables) else f"≥ {text}"
+
+
+def _variable_bytes(variables: Iterable[Record]) -> float:
+    total = 0.0
+    for variable in variables:
+        bits = re.match(r"[a-z]+(\d+)", variable["dtype"])
+        total += parameter_count([variable]) * (int(bits[1]) if bits else 8) / 8
+    return total
+
+
+def _clipping_text(options: Record) -> str:
+    given = [name for name in CLIPPING_OPTIONS if options.get(name) is not None]
+    return ", ".join(f"{name}={value_text(options[name])}" for name in given)
+
+
+def _share_text(tenths: int, count: int) -> str:
+    return "< 0.1 %" if count and not tenths else f"{tenths / 10:.1f} %"
+
+
+def _group_figures(group: Record, tenths: int) -> GroupFigures:
+    variables: Sequence[Record] = group["variables"]
+    frozen = bool(group["frozen"])
+    decays = not frozen and group["weight_decay"] not in (None, 0)
+    undecayed = sum(not variable["decayed"] for variable in variables)
+    count = parameter_count(variables)
+    return GroupFigures(
+        name=group["name"],
+        selector=group["selector"] or NONE,
+        rule=rule_text(group),
+        frozen=frozen,
+        decays=decays,
+        variable_count=len(variables),
+        parameters=count,
+        share=_share_text(tenths, count),
+        learning_rate="frozen" if frozen else value_text(group["learning_rate"]),
+        weight_decay=value_text(group["weight_decay"]) if decays else NONE,
+        anchor=group["anchor"] or "zero" if decays else NONE,
+        excluded=f"{undecayed:,}" if decays else NONE,
+        exclude_from_decay=group["exclude_from_decay"] if decays else None,
+        clipping=None if frozen else _clipping_text(group) or None,
+        memory=NONE if frozen else memory_text(variables),
+        variables=variables,
+    )
+
+
+def _exclusion_settings(groups: Sequence[GroupFigures]) -> list[tuple[str, str]]:
+    """One line where all groups exclude alike, otherwise one for each distinct selector."""
+    decaying = [group for group in groups if group.decays]
+    names_of: dict[str, list[str]] = {}
+    for group in decaying:
+        if group.exclude_from_decay:
+            names_of.setdefault(group.exclude_from_decay, []).append(group.name)
+    return [
+        (
+            "Excluded from decay"
+            + ("" if len(names) == len(decaying) else f" in {', '.join(names)}"),
+            selector,
+        )
+        for selector, names in names_of.items()
+    ]
+
+
+def plan_figures(plan: Plan) -> PlanFigures:
+    """Computes everything the views show of a plan.
+
+    Args:
+        plan: What `Plan.to_dict()` returns.
+
+    Raises:
+        ValueError: If `plan` has another format number.
+    """
+    check_format(plan)
+    records: Sequence[Record] = plan["groups"]
+    tenths = shares([parameter_count(record["variables"]) for record in records])
+    groups = tuple(map(_group_figures, records, tenths))
+    everything = [variable for record in records for variable in record["variables"]]
+    trained = [v for record in records if not record["frozen"] for v in record["variables"]]
+    frozen = [v for record in records if record["frozen"] for v in record["variables"]]
+
+    def size(variables: Sequence[Record]) -> str:
+        return f"{parameter_count(variables):,} ({readable_bytes(_variable_bytes(variables))})"
+
+    totals = [("Total params", size(everything)), ("Trained params", size(trained))]
+    if any(group.frozen for group in groups):
+        totals.append(("Frozen params", size(frozen)))
+    # A frozen variable has no optimizer state, so an unknown size there leaves nothing out.
+    totals.append(("Optimizer memory", memory_text(trained)))
+
+    settings = []
+    options = plan["options"]
+    if options.get("learning_rate") is not None:
+        settings.append(("Learning rate", value_text(options["learning_rate"])))
+    if _clipping_text(options):
+        settings.append(("Clipping over all groups", _clipping_text(options)))
+    settings.extend(
+        (f"Clipping in {group.name}", group.clipping) for group in groups if group.clipping
+    )
+    settings.extend(_exclusion_settings(groups))
+
+    def counted(number: int, noun: str) -> str:
+        return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+    title = f"Plan: {counted(len(groups), 'group')}, {counted(len(everything), 'variable')}"
+    note = PROVISIONAL_NOTE if plan["provisional"] else None
+    return PlanFigures(title, groups, tuple(totals), tuple(settings), note)

@@ -20,7 +20,9 @@ import keras_groupopt as kgo
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 # How to make one of each class that has arguments without a default and a `get_config`.
-EXAMPLES: dict[str, Callable[[], Any]] = {}
+EXAMPLES: dict[str, Callable[[], Any]] = {
+    "ConstantRate": lambda: kgo.ConstantRate(1e-4),
+}
 
 
 def declared_names(module: types.ModuleType) -> list[str]:
@@ -121,7 +123,8 @@ def test_a_public_name_explains_each_argument(name):
 
 @each_documented
 def test_a_public_name_shows_an_example_that_is_run(name):
-    assert ">>> " in (section(DOCUMENTED[name].__doc__, "Example", "Examples") or "")
+    text = inspect.cleandoc(DOCUMENTED[name].__doc__)
+    assert re.search(r"^Examples?:\s+(?:.*\n)*?\s*>>> ", text, re.MULTILINE), text
 
 
 @pytest.mark.parametrize("name", sorted(n for n, m in DOCUMENTED.items() if inspect.isfunction(m)))

@@ -22,7 +22,7 @@ from keras_groupopt.hyperparameters import (
 )
 from keras_groupopt.parts import Parts
 from keras_groupopt.plan import Defaults, Plan
-from keras_groupopt.rules.registry import deserialize_rule, serialize_rule
+from keras_groupopt.rules.serialization import deserialize_rule, serialize_rule
 from keras_groupopt.selectors import Selector
 
 _logger = logging.getLogger(__name__)

@@ -23,13 +23,19 @@ class GroupParts:
 
     Args:
         planned: The group in the plan.
+        plan: The plan.
         optimizer: The outer optimizer, which owns every variable made here.
         variables: The group's Keras variables, in the plan's order.
         model: The model, where a given anchor needs it.
     """
 
     def __init__(
-        self, planned: PlannedGroup, optimizer: Any, variables: Sequence[Any], model: Any
+        self,
+        planned: PlannedGroup,
+        plan: Plan,
+        optimizer: Any,
+        variables: Sequence[Any],
+        model: Any,
     ) -> None:
         group = planned.group
         self.name = group.name
@@ -51,7 +57,7 @@ class GroupParts:
         if group.weight_decay is not None:
             self._add_scalar("weight_decay", group.weight_decay, optimizer, prefix)
         self._build_rule(prefix)
-        self._build_anchors(optimizer, model)
+        self._build_anchors(plan, optimizer, model)
 
     def _add_scalar(self, name: str, declared: Any, optimizer: Any, prefix: str) -> None:
         scalar = Scalar(name, declared, self.planned.group.where)
@@ -68,13 +74,15 @@ class GroupParts:
         self.slots = slots.slot_names(self.rule, len(ruled))
         self.ruled = ruled
 
-    def _build_anchors(self, optimizer: Any, model: Any) -> None:
+    def _build_anchors(self, plan: Plan, optimizer: Any, model: Any) -> None:
         anchor = self.planned.group.anchor
         values: dict[int, np.ndarray] = {}
         if anchor is not None and anchor.kind == "given":
-            self.anchors_unknown = anchor.source is None
-            if not self.anchors_unknown:
-                values = anchors.given_values(anchor, self.planned, model)
+            self.anchors_unknown = anchor.source is None and any(
+                variable.anchored for variable in self.planned.variables
+            )
+            if anchor.source is not None:
+                values = anchors.given_values(self.planned, plan, model)
         for index, planned in enumerate(self.planned.variables):
             if planned.anchored:
                 variable = self.variables[index]
@@ -189,7 +197,7 @@ class Parts:
         self.plan = plan
         self.groups = [
             GroupParts(
-                planned, optimizer, [variables[v.position] for v in planned.variables], model
+                planned, plan, optimizer, [variables[v.position] for v in planned.variables], model
             )
             for planned in plan.groups
         ]

@@ -193,6 +193,33 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 )
         self._declaration.model = weakref.ref(model)
 
+    def check_model(self, model: Any) -> None:
+        """Refuses a model that the built optimizer cannot go on training as it is now.
+
+        Attaches the model if none is attached. `GroupLogger` calls it when training begins.
+
+        Args:
+            model: The Keras model whose variables this optimizer trains.
+
+        Raises:
+            ValueError: If the optimizer is not built, if the model has trainable variables it was
+                not built with, or if `trainable` changed since `fit` last made its training step.
+        """
+        parts = self._built_parts("check_model")
+        now = frozenset(self._positions(model.trainable_variables))
+        if self._declaration.live_model(required=False) is None:
+            self.bind(model)
+        made = None if parts.received_in is None else parts.received_in()
+        if made is None or made is not model.train_function or parts.received == now:
+            return
+        changed = [v.path for v in parts.plan.variables if v.position in now ^ parts.received]
+        raise ValueError(
+            "`trainable` must not change between `compile` and `fit`: a compiled step keeps "
+            f"training the variables it was made for. Received: changed {', '.join(changed[:5])}"
+            f"{' …' if len(changed) > 5 else ''}. Call "
+            "`model.compile(optimizer=model.optimizer, ...)` again; the optimizer keeps its state."
+        )
+
     def _resolve(self, variables: list[Any]) -> planning.Plan:
         declaration = self._declaration
         groups, defaults = declaration.groups, declaration.defaults
@@ -311,6 +338,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         positions = self._positions(variables)
         kernels.check_replicas()
         self._parts.received = frozenset(positions)
+        self._parts.received_in = self._declaration.train_function()
         with keras.name_scope(self.name):
             self._apply(grads, positions)
         self._iterations.assign_add(1)

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import walk
+from keras_groupopt import _compat, walk
 from keras_groupopt.groups import Anchor
 from keras_groupopt.plan import PlannedGroup, PlannedVariable
 
@@ -91,7 +91,9 @@ def _from_sequence(
 
 def _read(path: str, model: Any, where: str) -> dict[str, np.ndarray]:
     if not os.path.exists(path):
-        raise FileNotFoundError(f"`anchor` must be an existing file. Received: {path!r} in {where}.")
+        raise FileNotFoundError(
+            f"`anchor` must be an existing file. Received: {path!r} in {where}."
+        )
     if path.endswith(".keras"):
         source = keras.saving.load_model(path, compile=False)
     elif model is None:
@@ -106,7 +108,7 @@ def _read(path: str, model: Any, where: str) -> dict[str, np.ndarray]:
     catalog = walk.describe_model(source)
     by_identity = {id(variable): variable for variable in source.variables}
     return {
-        info.path: keras.ops.convert_to_numpy(by_identity[info.identity])
+        info.path: _compat.numpy_of(by_identity[info.identity])
         for info in catalog.infos
         if info.identity in by_identity
     }

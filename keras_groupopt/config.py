@@ -7,10 +7,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
-from keras_groupopt import selectors
+from keras_groupopt import _compat, selectors
 from keras_groupopt.declaration import Declaration
 from keras_groupopt.groups import Anchor, Group
 from keras_groupopt.hyperparameters import (
@@ -75,9 +74,7 @@ def _records(
     return preview.records, preview.provisional
 
 
-def _current(
-    optimizer: Any, declaration: Declaration, parts: Parts | None
-) -> dict[str, Any]:
+def _current(optimizer: Any, declaration: Declaration, parts: Parts | None) -> dict[str, Any]:
     current: dict[str, Any] = {}
     base = declaration.defaults.learning_rate
     if isinstance(base, float):
@@ -98,15 +95,13 @@ def _current(
 
 
 def _present(variable: Any) -> float:
-    return float(keras.ops.convert_to_numpy(variable))
+    return float(_compat.numpy_of(variable))
 
 
 def from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the constructor's arguments, and what `restore` needs."""
     arguments = dict(config)
-    rest = {
-        name: arguments.pop(name, None) for name in ("current", "plan", "plan_is_provisional")
-    }
+    rest = {name: arguments.pop(name, None) for name in ("current", "plan", "plan_is_provisional")}
     arguments["groups"] = [_group_from_config(group) for group in arguments["groups"]]
     arguments["rule"] = deserialize_rule(arguments["rule"])
     for name in ("learning_rate", "weight_decay"):

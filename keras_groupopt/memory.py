@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import state
+from keras_groupopt import slots
 from keras_groupopt.plan import Plan, PlannedGroup, PlannedVariable
 from keras_groupopt.rules.registry import make_rule
 
@@ -56,9 +56,7 @@ def _slot_bytes(
     )
 
 
-def _slots_of_tiny(
-    planned: PlannedGroup, variable: PlannedVariable
-) -> list[tuple[list[int], str]]:
+def _slots_of_tiny(planned: PlannedGroup, variable: PlannedVariable) -> list[tuple[list[int], str]]:
     """Returns, per slot, the axes of the variable it keeps, and its dtype."""
     shape = _PRIMES[: len(variable.shape)]
     tiny = keras.Variable(
@@ -66,7 +64,7 @@ def _slots_of_tiny(
     )
     rule = make_rule(planned.group.rule, 0.0, planned.group.where)
     rule.build([tiny])
-    names = state.slot_names(rule, 1)
+    names = slots.slot_names(rule, 1)
     return [
         ([shape.index(size) for size in slot.shape if size in shape], str(slot.dtype))
         for slot in rule.variables

@@ -30,7 +30,10 @@ def make_model(value: float = 0.0) -> keras.Model:
     inputs = keras.Input((2,))
     zeros = keras.initializers.Constant(value)
     tower = keras.Sequential(
-        [keras.Input((2,)), keras.layers.Dense(1, use_bias=False, name="dense", kernel_initializer=zeros)],
+        [
+            keras.Input((2,)),
+            keras.layers.Dense(1, use_bias=False, name="dense", kernel_initializer=zeros),
+        ],
         name="backbone",
     )
     head = keras.layers.Dense(1, use_bias=False, name="head", kernel_initializer=zeros)
@@ -39,7 +42,10 @@ def make_model(value: float = 0.0) -> keras.Model:
 
 def make_optimizer(model: keras.Model | None, **options: Any) -> kgo.GroupedOptimizer:
     settings = {"rule": "sgd", "learning_rate": 0.5, **options}
-    groups = [kgo.Group("backbone", "**/dense", learning_rate_ratio=RATIO), kgo.Group("head", "head")]
+    groups = [
+        kgo.Group("backbone", "**/dense", learning_rate_ratio=RATIO),
+        kgo.Group("head", "head"),
+    ]
     return kgo.GroupedOptimizer(groups, model=model, **settings)
 
 

@@ -120,7 +120,7 @@ def lift_instance(group: Group) -> Group:
     ):
         raise ValueError(
             "The rate of a group must be given once. Received: a rate on the group and one on the "
-            f"instance {rule.label} in {group.where}. Use `kgo.rule(\"{rule.label}\", ...)`, "
+            f'instance {rule.label} in {group.where}. Use `kgo.rule("{rule.label}", ...)`, '
             "which has no rate."
         )
     _check_not_twice(group, moved)
@@ -249,9 +249,7 @@ def serialize_rule(rule: Rule | None) -> Any:
     """Returns plain JSON for a rule: a name, or a class and its arguments or config."""
     if rule is None:
         return None
-    saved: dict[str, Any] = {
-        "arguments": keras.saving.serialize_keras_object(dict(rule.arguments))
-    }
+    saved: dict[str, Any] = {"arguments": keras.saving.serialize_keras_object(dict(rule.arguments))}
     if rule.config is not None:
         config = {**rule.config, "learning_rate": 0.0}
         saved["config"] = keras.saving.serialize_keras_object(config)

@@ -49,9 +49,10 @@ def make_optimizer(model: keras.Model | None, **options: Any) -> kgo.GroupedOpti
     return kgo.GroupedOptimizer(groups, model=model, **settings)
 
 
-def compiled(model: keras.Model | None = None, **options: Any) -> keras.Model:
-    model = make_model() if model is None else model
-    model.compile(optimizer=make_optimizer(model, **options), loss=mean_output)
+def compiled(*, named_model: bool = True, **options: Any) -> keras.Model:
+    model = make_model()
+    optimizer = make_optimizer(model if named_model else None, **options)
+    model.compile(optimizer=optimizer, loss=mean_output)
     return model
 
 
@@ -63,7 +64,7 @@ def fit(model: keras.Model, epochs: int = 1, **options: Any) -> dict[str, list[A
 def weights(model: keras.Model) -> dict[str, np.ndarray]:
     """The weights by group, as float64 copies."""
     backbone, head = (
-        keras.ops.convert_to_numpy(model.get_layer(name).trainable_weights[0]).astype("float64")
+        keras.ops.convert_to_numpy(model.get_layer(name).weights[0]).astype("float64")
         for name in ("backbone", "head")
     )
     return {"backbone": backbone, "head": head}

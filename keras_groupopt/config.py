@@ -170,7 +170,7 @@ def _selector_config(selector: Any, catalog: Any) -> Any:
 
 
 def _selector_from_config(config: Any) -> Any:
-    return Selector.from_config(config) if isinstance(config, Mapping) else config
+    return Selector.from_config(config) if isinstance(config, dict) else config
 
 
 def declared_scalars(plan: Plan) -> dict[str, Any]:

@@ -176,17 +176,18 @@ def _selector_from_config(config: Any) -> Any:
 def declared_scalars(plan: Plan) -> dict[str, Any]:
     """Returns what was declared for each scalar that state holds, by the state's key."""
     defaults = plan.defaults
-    declared = {"@learning_rate": _declared(defaults.learning_rate)}
+    declared = {"@learning_rate": declared_as(defaults.learning_rate)}
     for planned in plan.groups:
         group = planned.group
         if not group.frozen:
-            declared[f"@learning_rate_ratio/{group.name}"] = _declared(group.learning_rate_ratio)
+            declared[f"@learning_rate_ratio/{group.name}"] = declared_as(group.learning_rate_ratio)
             if group.weight_decay is not None:
-                declared[f"@weight_decay/{group.name}"] = _declared(group.weight_decay)
+                declared[f"@weight_decay/{group.name}"] = declared_as(group.weight_decay)
     return declared
 
 
-def _declared(value: Any) -> Any:
+def declared_as(value: Any) -> Any:
+    """Returns what a manifest says of a declared scalar: a number, a config or a name."""
     if isinstance(value, (int, float)):
         return float(value)
     try:

@@ -244,7 +244,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         Keras asks before `fit` on JAX, and builds where the answer is no. `build` then refuses
         variables it does not know, before Keras has taken the weights out of the model.
         """
-        if not self._is_built:
+        if not self._is_built or self._declaration.pending is not None:
             return False
         model = self._declaration.live_model(required=False)
         if model is None:
@@ -263,12 +263,21 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             variables: The trainable Keras variables, in the order gradients will come in.
 
         Raises:
-            ValueError: If the plan cannot be made.
+            ValueError: If the plan cannot be made, or state that was loaded before has another
+                layout.
         """
         variables = list(variables)
         if self._is_built:
             self._positions(variables)
-            return
+        else:
+            self._build(variables)
+        pending = self._declaration.pending
+        if pending is not None:
+            # Kept where it is refused, so that no later call goes on as if it had been loaded.
+            state.assign(self, self._built_parts("build"), *pending)
+            self._declaration.pending = None
+
+    def _build(self, variables: list[Any]) -> None:
         plan = self._resolve(variables)
         self._say_if_changed(plan)
         for planned in plan.groups:
@@ -282,9 +291,6 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         self._parts = parts
         for (group, scalar), value in self._declaration.current.items():
             parts[group].scalars[scalar].set(value)
-        if self._declaration.pending is not None:
-            pending, self._declaration.pending = self._declaration.pending, None
-            state.assign(self, parts, *pending)
 
     def _say_if_changed(self, plan: planning.Plan) -> None:
         preview = self._declaration.preview
@@ -323,7 +329,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             variables = list(self._trainable_variables)
         else:
             variables = list(trainable_variables)
-            if not self._is_built:
+            if not self._is_built or self._declaration.pending is not None:
                 with kernels.outside_compiled_step():
                     self.build(variables)
         if len(grads) != len(variables):
@@ -566,10 +572,11 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
     def save_own_variables(self, store: Any) -> None:
         """Writes all state, keyed by group, layer path and slot, with a manifest."""
-        if self._parts is None:
-            return
-        entries = state.entries_of(self, self._parts)
-        state.write(store, entries, state.manifest_of(entries, self._parts.plan))
+        if self._declaration.pending is not None:
+            state.write_pending(store, self, *self._declaration.pending)
+        elif self._parts is not None:
+            entries = state.entries_of(self, self._parts)
+            state.write(store, entries, state.manifest_of(entries, self._parts.plan))
 
     def load_own_variables(self, store: Any) -> None:
         """Reads state that `save_own_variables` wrote; kept until build if not built yet.
@@ -583,9 +590,12 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         manifest = state.read_manifest(store)
         values = state.read(store, manifest)
         if self._parts is None:
+            declared = self._declaration.defaults.learning_rate
+            values = state.assign_early(self, declared, manifest, values)
             self._declaration.pending = (manifest, values)
         else:
             state.assign(self, self._parts, manifest, values)
+            self._declaration.pending = None
 
     # Config -------------------------------------------------------------------------------------
 

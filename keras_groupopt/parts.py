@@ -210,6 +210,8 @@ class Parts:
         self.anchors_are_due = False
         # Positions whose gradients the last traced or eager step received.
         self.received: frozenset[int] | None = None
+        # The model's training function at that step, held weakly; `None` in a loop of one's own.
+        self.received_in: Any = None
         self.warned: set[tuple[str, ...]] = set()
 
     def __getitem__(self, name: str) -> GroupParts:

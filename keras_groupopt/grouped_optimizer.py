@@ -202,9 +202,12 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         if self._declaration.live_model(required=False) is None:
             self.bind(model)
         made = None if parts.received_in is None else parts.received_in()
-        if made is None or made is not model.train_function or parts.received == now:
+        received = parts.received
+        if received is None or made is None or made is not model.train_function:
             return
-        changed = [v.path for v in parts.plan.variables if v.position in now ^ parts.received]
+        changed = [v.path for v in parts.plan.variables if v.position in now ^ received]
+        if not changed:
+            return
         raise ValueError(
             "`trainable` must not change between `compile` and `fit`: a compiled step keeps "
             f"training the variables it was made for. Received: changed {', '.join(changed[:5])}"

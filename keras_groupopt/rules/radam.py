@@ -84,14 +84,14 @@ class RAdam(keras.optimizers.Optimizer):
             # Keras refuses integers and NumPy scalars.
             learning_rate = float(learning_rate)
         super().__init__(learning_rate=learning_rate, **kwargs)
-        self.beta_1 = _decay_rate("beta_1", beta_1)
-        self.beta_2 = _decay_rate("beta_2", beta_2)
+        self.beta_1: float = _decay_rate("beta_1", beta_1)
+        self.beta_2: float = _decay_rate("beta_2", beta_2)
         if not isinstance(epsilon, numbers.Real) or not epsilon >= 0:
             raise ValueError(
                 f"`epsilon` must be a number of at least 0. Received: epsilon={epsilon!r}"
             )
-        self.epsilon = float(epsilon)
-        self._this_step = _ThisStep()
+        self.epsilon: float = float(epsilon)
+        self._this_step: _ThisStep = _ThisStep()
 
     def build(self, variables: Sequence[Any]) -> None:
         """Create the two moments of each variable.
@@ -178,7 +178,7 @@ class _ThisStep:
 
 
 def _decay_rate(name: str, value: Any) -> float:
-    if not isinstance(value, numbers.Real) or not 0 <= value < 1:
+    if not isinstance(value, numbers.Real) or not 0 <= float(value) < 1:
         raise ValueError(
             f"`{name}` must be a number of at least 0 and less than 1. Received: {name}={value!r}"
         )

@@ -117,10 +117,10 @@ def describe(setting: dict[str, float]) -> str:
     return ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in setting.items())
 
 
-def spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float], digits: int = 3) -> str:
     """Return mean and sample standard deviation as text."""
-    deviation = f" ± {np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
-    return f"{np.mean(values):.3f}{deviation}"
+    deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
+    return f"{np.mean(values):.{digits}f}{deviation}"
 
 
 def report(task: Task, results: Sequence[Result], options: argparse.Namespace) -> None:

@@ -13,7 +13,6 @@ import matplotlib.pyplot as plt
 import numpy as np
 from _common import accuracies_by_method, spread
 from matplotlib.axes import Axes
-from matplotlib.ticker import PercentFormatter
 
 COLOURS = {"plain": "#d95f02", "grouped": "#1b6ca8"}
 STYLE = {
@@ -82,13 +81,9 @@ def draw_accuracies(axes: Axes, accuracies: dict[str, list[float]]) -> None:
         axes.errorbar(
             place + 0.27, np.mean(values), deviation, fmt="o", color=colour, capsize=5, lw=2
         )
-        axes.annotate(
-            spread(values).replace(" ± ", "\n± "),
-            (place + 0.33, float(np.mean(values))),
-            va="center",
-            color=colour,
-        )
-    axes.set(title="Test accuracy, one dot per seed", xlim=(-0.4, len(accuracies) - 0.25))
+        text = spread(np.multiply(values, 100), digits=1).replace(" ± ", "\n± ")
+        axes.annotate(text, (place + 0.34, np.mean(values)), va="center", color=colour)
+    axes.set(title="Test accuracy in %, one dot per seed", xlim=(-0.4, len(accuracies) - 0.2))
     axes.set_xticks(range(len(accuracies)), list(accuracies), fontsize=13)
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value * 100:g}")
     axes.grid(axis="x", visible=False)

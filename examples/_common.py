@@ -85,7 +85,10 @@ def compare(task: Task, methods: Sequence[Method], options: argparse.Namespace) 
 def choose(
     task: Task, method: Method, tries: int, train: Callable[[Run], Result]
 ) -> dict[str, float]:
-    """Return the setting with the best accuracy on images held out from the training images."""
+    """Return the setting with the lowest loss on images held out from the training images.
+
+    On few images the loss tells settings apart more surely than the accuracy.
+    """
     if tries == 1:
         return method.settings[0]
     rest, held_out = hold_out(task.train)
@@ -93,11 +96,11 @@ def choose(
         train(Run(method, setting, 0, rest, held_out, "validation"))
         for setting in method.settings[:tries]
     ]
-    best = max(results, key=lambda result: (result["accuracy"], -result["loss"]))
-    table = Table("setting", "accuracy", "loss", title=f"{method.name} on the validation images")
+    best = min(results, key=lambda result: result["loss"])
+    table = Table("setting", "loss", "accuracy", title=f"{method.name} on the validation images")
     for result in results:
         style = "bold green" if result is best else ""
-        figures = f"{result['accuracy']:.3f}", f"{result['loss']:.3f}"
+        figures = f"{result['loss']:.3f}", f"{result['accuracy']:.3f}"
         table.add_row(describe(result["setting"]), *figures, style=style)
     console.print(table)
     return best["setting"]

@@ -91,7 +91,9 @@ def _from_sequence(
 
 def _read(path: str, model: Any, where: str) -> dict[str, np.ndarray]:
     if not os.path.exists(path):
-        raise FileNotFoundError(f"`anchor` must be an existing file. Received: {path!r} in {where}.")
+        raise FileNotFoundError(
+            f"`anchor` must be an existing file. Received: {path!r} in {where}."
+        )
     if path.endswith(".keras"):
         source = keras.saving.load_model(path, compile=False)
     elif model is None:

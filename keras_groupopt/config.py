@@ -75,9 +75,7 @@ def _records(
     return preview.records, preview.provisional
 
 
-def _current(
-    optimizer: Any, declaration: Declaration, parts: Parts | None
-) -> dict[str, Any]:
+def _current(optimizer: Any, declaration: Declaration, parts: Parts | None) -> dict[str, Any]:
     current: dict[str, Any] = {}
     base = declaration.defaults.learning_rate
     if isinstance(base, float):
@@ -104,9 +102,7 @@ def _present(variable: Any) -> float:
 def from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the constructor's arguments, and what `restore` needs."""
     arguments = dict(config)
-    rest = {
-        name: arguments.pop(name, None) for name in ("current", "plan", "plan_is_provisional")
-    }
+    rest = {name: arguments.pop(name, None) for name in ("current", "plan", "plan_is_provisional")}
     arguments["groups"] = [_group_from_config(group) for group in arguments["groups"]]
     arguments["rule"] = deserialize_rule(arguments["rule"])
     for name in ("learning_rate", "weight_decay"):
@@ -175,7 +171,7 @@ def _selector_config(selector: Any, catalog: Any) -> Any:
 
 
 def _selector_from_config(config: Any) -> Any:
-    return Selector.from_config(config) if isinstance(config, Mapping) else config
+    return Selector.from_config(config) if isinstance(config, dict) else config
 
 
 def declared_scalars(plan: Plan) -> dict[str, Any]:

@@ -31,7 +31,9 @@ def apply_decay(
     """
     factor = learning_rate * weight_decay
     free = [v for v, anchor in zip(variables, anchors, strict=True) if anchor is None]
-    pairs = [(v, anchor) for v, anchor in zip(variables, anchors, strict=True) if anchor is not None]
+    pairs = [
+        (v, anchor) for v, anchor in zip(variables, anchors, strict=True) if anchor is not None
+    ]
     if free:
         kernels.shrink(free, factor)
     if pairs:

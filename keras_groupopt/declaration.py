@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_groupopt.groups import check_number
+from keras_groupopt.arguments import check_number
 from keras_groupopt.plan import Defaults, Plan
 
 
@@ -44,6 +44,7 @@ class Declaration:
 
 
 def check_base(learning_rate: Any, groups: Sequence[Any]) -> Any:
+    """Returns the base rate: a float, a schedule or a function."""
     if isinstance(learning_rate, (list, tuple, Mapping)):
         names = ", ".join(group.name for group in groups)
         raise ValueError(
@@ -57,6 +58,7 @@ def check_base(learning_rate: Any, groups: Sequence[Any]) -> Any:
 
 
 def check_default_rule(rule: Any) -> Any:
+    """Returns the rule of groups that name none, without anything that belongs elsewhere."""
     if rule is None:
         raise TypeError("`rule` must be given. Received: rule=None in GroupedOptimizer.")
     if rule.is_instance:
@@ -75,6 +77,7 @@ def check_default_rule(rule: Any) -> Any:
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """Returns `value` if it is one of `choices`."""
     if value not in choices:
         listed = ", ".join(f'"{choice}"' for choice in choices)
         raise ValueError(f"`{name}` must be one of {listed}. Received: {name}={value!r}.")

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_groupopt import clipping, config, kernels, state, walk
+from keras_groupopt import config, kernels, memory, resolve, state, step, walk
 from keras_groupopt import plan as planning
+from keras_groupopt.arguments import check_clipping, check_number, check_scalar
 from keras_groupopt.declaration import Declaration, check_base, check_choice, check_default_rule
-from keras_groupopt.groups import (
-    as_anchor,
-    as_exclusion,
-    as_groups,
-    as_rule,
-    check_clipping,
-    check_number,
-    check_scalar,
-)
-from keras_groupopt.parts import Parts, overwritten_by_gradient
+from keras_groupopt.groups import as_anchor, as_exclusion, as_groups, as_rule
+from keras_groupopt.parts import Parts
 from keras_groupopt.rules import registry
 from keras_groupopt.selectors import default_exclude_from_decay
 
@@ -85,7 +78,6 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         TypeError: If an argument is of the wrong type.
 
     Example:
-
     >>> import keras, keras_groupopt as kgo
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, name="backbone"),
     ...                           keras.layers.Dense(2, name="head")])
@@ -139,7 +131,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             overlap=check_choice("overlap", overlap, ("error", "first", "last")),
         )
         registry.make_rule(defaults.rule, 0.0, where)
-        planning.check_declared(lifted, defaults)
+        resolve.check_declared(lifted, defaults)
         self._declaration = Declaration(lifted, defaults)
         self._parts: Parts | None = None
         self._sealed = True
@@ -164,7 +156,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 "`plan` needs a model before the optimizer is built. Received: no model. Pass "
                 "`GroupedOptimizer(model=...)` or call `optimizer.bind(model)`."
             )
-        self._declaration.preview = self._resolve(list(model.trainable_variables))
+        preview = self._resolve(list(model.trainable_variables))
+        self._declaration.preview = planning.with_state_bytes(preview, memory.estimate(preview))
         return self._declaration.preview
 
     def bind(self, model: Any) -> None:
@@ -197,11 +190,13 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         groups, defaults = declaration.groups, declaration.defaults
         if declaration.records is not None:
             infos = walk.describe_variables(variables).infos
-            return planning.bind(
+            return resolve.bind(
                 declaration.records, groups, defaults, infos, declaration.records_provisional
             )
         model = declaration.live_model()
-        catalog = walk.describe_variables(variables) if model is None else walk.describe_model(model)
+        catalog = (
+            walk.describe_variables(variables) if model is None else walk.describe_model(model)
+        )
         places = {info.identity: place for place, info in enumerate(catalog.infos)}
         unknown = [v.path for v in variables if id(v) not in places]
         if unknown:
@@ -211,7 +206,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             )
         declaration.catalog = catalog
         trainable = [places[id(variable)] for variable in variables]
-        return planning.resolve(groups, defaults, catalog, trainable)
+        return resolve.resolve(groups, defaults, catalog, trainable)
 
     # Build --------------------------------------------------------------------------------------
 
@@ -262,7 +257,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             parts[group].scalars[scalar].set(value)
         if self._declaration.pending is not None:
             pending, self._declaration.pending = self._declaration.pending, None
-            self._load(*pending)
+            state.assign(self, parts, *pending)
 
     def _say_if_changed(self, plan: planning.Plan) -> None:
         preview = self._declaration.preview
@@ -276,7 +271,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
     # Step ---------------------------------------------------------------------------------------
 
-    def apply(self, grads: Sequence[Tensor], trainable_variables: Sequence[Any] | None = None) -> None:
+    def apply(
+        self, grads: Sequence[Tensor], trainable_variables: Sequence[Any] | None = None
+    ) -> None:
         """Does one optimizer step.
 
         Args:
@@ -309,9 +306,10 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             )
         positions = self._positions(variables)
         kernels.check_replicas()
-        self._parts.received = frozenset(positions)
+        parts = self._built_parts("apply")
+        parts.received = frozenset(positions)
         with keras.name_scope(self.name):
-            self._apply(grads, positions)
+            self._apply(parts, grads, positions)
         self._iterations.assign_add(1)
 
     def _positions(self, variables: Sequence[Any]) -> list[int]:
@@ -337,63 +335,29 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                     return info.path
         return str(getattr(variable, "path", variable.name))
 
-    def _apply(self, grads: list[Tensor], positions: list[int]) -> None:
-        parts = self._parts
-        step = ops.convert_to_tensor(self._iterations)
-        gradients: list[list[Tensor]] = [[] for _ in parts.groups]
-        indices: list[list[int]] = [[] for _ in parts.groups]
-        missing = []
-        for gradient, position in zip(grads, positions, strict=True):
-            number, index = parts.places[position]
-            group = parts.groups[number]
-            if group.frozen:
-                continue
-            if gradient is None:
-                missing.append(group.planned.variables[index].path)
-            elif overwritten_by_gradient(group.variables[index]):
-                group.variables[index].assign(gradient)
-            else:
-                gradients[number].append(kernels.combine_repeated_rows(gradient))
-                indices[number].append(index)
-        self._report_missing(missing, any(g is not None for g in grads))
-        if self.loss_scale_factor is not None:
-            gradients = [kernels.scale(g, 1.0 / self.loss_scale_factor) for g in gradients]
-        gradients = [
-            group.clip(own) if own else own
-            for group, own in zip(parts.groups, gradients, strict=True)
-        ]
-        if self.global_clipnorm is not None:
-            joint = clipping.clip_by_global_norm(
-                [gradient for own in gradients for gradient in own], self.global_clipnorm
-            )
-            clipped = iter(joint)
-            gradients = [[next(clipped) for _ in own] for own in gradients]
-        base = ops.cast(self.learning_rate, "float32")
-        for group, own, places in zip(parts.groups, gradients, indices, strict=True):
-            if own:
-                group.update(own, places, base, step)
-            elif not group.frozen:
-                group.skip()
-
-    def _report_missing(self, missing: list[str], any_given: bool) -> None:
-        if not missing:
-            return
-        if not any_given:
-            raise ValueError(
-                "At least one gradient must be given. Received: None for every variable. Does "
-                "the loss depend on the model's outputs?"
-            )
-        key = tuple(missing)
-        if key not in self._parts.warned:
-            self._parts.warned.add(key)
+    def _apply(self, parts: Parts, grads: list[Tensor], positions: list[int]) -> None:
+        missing = step.joint_step(
+            parts,
+            grads,
+            positions,
+            base=ops.cast(self.learning_rate, "float32"),
+            at=ops.convert_to_tensor(self._iterations),
+            global_clipnorm=self.global_clipnorm,
+            loss_scale_factor=self.loss_scale_factor,
+        )
+        if missing and tuple(missing) not in parts.warned:
+            parts.warned.add(tuple(missing))
             warnings.warn(
                 f"No gradient for {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}: "
                 "these variables neither move nor decay.",
-                stacklevel=4,
+                stacklevel=3,
             )
 
     def stateless_apply(
-        self, optimizer_variables: Sequence[Tensor], grads: Sequence[Tensor], trainable_variables: Sequence[Tensor]
+        self,
+        optimizer_variables: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        trainable_variables: Sequence[Tensor],
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Does one step on values instead of variables (JAX and torch).
 
@@ -482,8 +446,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         """The present rate of each group that moves, by name; float32 scalars."""
         parts = self._built_parts("learning_rates")
         base = ops.cast(self.learning_rate, "float32")
-        step = ops.convert_to_tensor(self._iterations)
-        return {group.name: group.rate(base, step) for group in parts.groups if not group.frozen}
+        at = ops.convert_to_tensor(self._iterations)
+        return {group.name: group.rate(base, at) for group in parts.groups if not group.frozen}
 
     def set_learning_rate_ratio(self, group: str, ratio: float) -> None:
         """Sets the ratio of a group, from the next step on, without a retrace.
@@ -572,24 +536,12 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
 
-    def _entries(self) -> dict[str, Any]:
-        own = {state.ITERATIONS: self._iterations}
-        if isinstance(self._learning_rate, keras.Variable):
-            own[state.LEARNING_RATE] = self._learning_rate
-        return own | ({} if self._parts is None else self._parts.entries())
-
-    def _manifest(self, entries: Mapping[str, Any]) -> dict[str, Any]:
-        plan = self._parts.plan
-        rules = {p.name: p.group.rule.label for p in plan.groups if p.group.rule is not None}
-        declared = config.declared_scalars(plan)
-        return state.manifest_of(entries, declared, rules, plan.provisional)
-
     def save_own_variables(self, store: Any) -> None:
         """Writes all state, keyed by group, layer path and slot, with a manifest."""
         if self._parts is None:
             return
-        entries = self._entries()
-        state.write(store, entries, self._manifest(entries))
+        entries = state.entries_of(self, self._parts)
+        state.write(store, entries, state.manifest_of(entries, self._parts.plan))
 
     def load_own_variables(self, store: Any) -> None:
         """Reads state that `save_own_variables` wrote; kept until build if not built yet.
@@ -605,20 +557,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         if self._parts is None:
             self._declaration.pending = (manifest, values)
         else:
-            self._load(manifest, values)
-
-    def _load(self, manifest: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-        entries = self._entries()
-        expected = self._manifest(entries)
-        state.check_layout(manifest, expected)
-        kept = config.scalars_to_keep(manifest["declared"], expected["declared"])
-        for key, variable in entries.items():
-            if key in values and key not in kept:
-                variable.assign(values[key])
-        for group in self._parts.groups:
-            if not group.frozen:
-                group.rule.iterations.assign(values[state.ITERATIONS])
-                group.anchors_unknown = False
+            state.assign(self, self._parts, manifest, values)
 
     # Config -------------------------------------------------------------------------------------
 
@@ -655,4 +594,3 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 f"Received: {name}={value!r}.{how}"
             )
         super().__setattr__(name, value)
-

@@ -7,12 +7,11 @@ a `Plan`, and `GroupedOptimizer.build` turns a plan into state.
 from __future__ import annotations
 
 import dataclasses
-import math
-import numbers
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keras_groupopt.arguments import check_clipping, check_scalar
 from keras_groupopt.selectors import Selector, as_selector
 
 DEFAULT_GROUP = "default"
@@ -28,51 +27,7 @@ WHOLE_ONLY = {
 LIFTED = ("weight_decay", "clipnorm", "clipvalue")
 
 
-def is_schedule(value: Any) -> bool:
-    """Whether `value` is a schedule: an object called with a step that has a config."""
-    return callable(value) and hasattr(value, "get_config") and not isinstance(value, type)
-
-
-def check_number(name: str, value: Any, *, where: str, positive: bool = False) -> float:
-    """Returns `value` as a float; accepts int, float, NumPy scalars and 0-d arrays.
-
-    Args:
-        name: The argument's name, for the error.
-        value: The value given.
-        where: The owner's name, for the error.
-        positive: Whether zero is refused.
-
-    Raises:
-        ValueError: If it is negative, NaN, infinite, or zero where `positive`.
-        TypeError: If it is no number.
-    """
-    rule = "a positive finite number" if positive else "a finite number >= 0"
-    received = f"Received: {name}={value!r} in {where}."
-    scalar = getattr(value, "item", None)
-    if scalar is not None and getattr(value, "shape", None) == () and not callable(value):
-        value = scalar()
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"`{name}` must be {rule}. {received}")
-    number = float(value)
-    if not math.isfinite(number) or number < 0 or (positive and number == 0):
-        raise ValueError(f"`{name}` must be {rule}. {received}")
-    return number
-
-
-def check_scalar(name: str, value: Any, *, where: str) -> Any:
-    """Returns `value` if it is a schedule, else as a checked float (`None` stays `None`)."""
-    if value is None or is_schedule(value):
-        return value
-    if callable(value):
-        raise TypeError(
-            f"`{name}` must be a number or a schedule over optimizer steps. Received: "
-            f"{name}={value!r} in {where}. Subclass "
-            "`keras.optimizers.schedules.LearningRateSchedule` to compute it from the step."
-        )
-    return check_number(name, value, where=where)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Rule:
     """The algorithm of a group, without a rate of its own. Made by `kgo.rule`.
 
@@ -102,6 +57,11 @@ class Rule:
         cls = self.target if isinstance(self.target, type) else type(self.target)
         return cls.__name__.lower()
 
+    def __repr__(self) -> str:
+        target = repr(self.target) if isinstance(self.target, str) else self.label
+        arguments = "".join(f", {name}={value!r}" for name, value in self.arguments.items())
+        return f"rule({target}{arguments})"
+
 
 def rule(target: str | type, **arguments: Any) -> Rule:
     """Names an algorithm and its arguments, for `Group(rule=...)`.
@@ -120,7 +80,6 @@ def rule(target: str | type, **arguments: Any) -> Rule:
         TypeError: If `target` is neither a name nor a class.
 
     Example:
-
     >>> import keras_groupopt as kgo
     >>> kgo.rule("lion", beta_1=0.95)
     rule('lion', beta_1=0.95)
@@ -150,15 +109,6 @@ def rule(target: str | type, **arguments: Any) -> Rule:
                 f"rule({label!r}). Set it on {place}."
             )
     return Rule(target, dict(arguments))
-
-
-def _rule_repr(self: Rule) -> str:
-    target = repr(self.target) if isinstance(self.target, str) else self.label
-    arguments = "".join(f", {name}={value!r}" for name, value in self.arguments.items())
-    return f"rule({target}{arguments})"
-
-
-Rule.__repr__ = _rule_repr  # type: ignore[method-assign]
 
 
 def as_rule(value: Any, *, where: str) -> Rule | None:
@@ -210,26 +160,7 @@ def as_anchor(value: Any, *, where: str) -> Anchor | None:
     )
 
 
-def check_clipping(
-    clipnorm: Any, global_clipnorm: Any, clipvalue: Any, *, where: str
-) -> tuple[float | None, float | None, float | None]:
-    """Returns the three clipping limits as positive floats; at most one may be given."""
-    limits = {"clipnorm": clipnorm, "global_clipnorm": global_clipnorm, "clipvalue": clipvalue}
-    given = {name: value for name, value in limits.items() if value is not None}
-    if len(given) > 1:
-        listed = ", ".join(f"{name}={value!r}" for name, value in given.items())
-        raise ValueError(
-            "Only one of `clipnorm`, `global_clipnorm` and `clipvalue` must be set. Received: "
-            f"{listed} in {where}. A group's own clipping acts before the optimizer's "
-            "`global_clipnorm`: to have both, set one on the group."
-        )
-    checked = {
-        name: check_number(name, value, where=where, positive=True) for name, value in given.items()
-    }
-    return checked.get("clipnorm"), checked.get("global_clipnorm"), checked.get("clipvalue")
-
-
-def as_exclusion(value: Any) -> Selector | None | tuple[()]:
+def as_exclusion(value: Any) -> Selector | tuple[()] | None:
     """Returns `value` as a selector; `None` inherits, an empty sequence excludes nothing."""
     if value is None:
         return None
@@ -270,7 +201,6 @@ class Group:
         TypeError: If a selector, rule or number is of the wrong type.
 
     Example:
-
     >>> import keras_groupopt as kgo
     >>> kgo.Group("backbone", "resnet/**/kernel", learning_rate_ratio=0.1, anchor="initial").name
     'backbone'
@@ -311,11 +241,12 @@ class Group:
             except (TypeError, ValueError) as error:
                 raise type(error)(f"In {where}: {error}") from error
         put("rule", as_rule(self.rule, where=where))
-        put("learning_rate_ratio", check_scalar("learning_rate_ratio", self.learning_rate_ratio, where=where))
+        put(
+            "learning_rate_ratio",
+            check_scalar("learning_rate_ratio", self.learning_rate_ratio, where=where),
+        )
         put("learning_rate", check_scalar("learning_rate", self.learning_rate, where=where))
-        if (
-            isinstance(self.learning_rate, float) and self.learning_rate_ratio is not None
-        ):
+        if isinstance(self.learning_rate, float) and self.learning_rate_ratio is not None:
             raise ValueError(
                 "Only one of `learning_rate` and `learning_rate_ratio` must be set. Received: "
                 f"learning_rate={self.learning_rate!r} and "

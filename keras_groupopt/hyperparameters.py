@@ -11,7 +11,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt.groups import check_number, is_schedule
+from keras_groupopt.arguments import check_number, is_schedule
 from keras_groupopt.plan import describe_scalar
 
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
-__all__ = ["automatic_base", "known_bases", "number_siblings", "split_automatic"]
+__all__ = ["automatic_bases", "number_siblings", "snake_case"]
 
 _WORD_START = re.compile(r"(?<=.)(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])")
 _NUMBERED = re.compile(r"(?P<base>.+?)(?:_\d+)?", re.DOTALL)
@@ -19,81 +20,59 @@ _NUMBERED = re.compile(r"(?P<base>.+?)(?:_\d+)?", re.DOTALL)
 _DERIVED_PREFIXES = ("forward_", "backward_")
 
 
-def automatic_base(name: str, class_name: str) -> str | None:
-    """Returns `name` without its number if it is an automatic name of `class_name`, else `None`.
+def automatic_bases(names: Sequence[str], bases: Iterable[Iterable[str]]) -> list[str | None]:
+    """Returns for each child of a parent its name without number if automatic, else `None`.
 
     A name is automatic if it is the class name in snake case, with or without `_n`; who wrote it
-    makes no difference. The halves of a `Bidirectional` count too.
+    makes no difference, since a loaded model no longer knows. The halves of a `Bidirectional` count
+    too. Keras never numbers from 0: children called `block_0`, `block_1` were named by hand, all of
+    that class.
 
     Args:
-        name: Name of a layer or variable, as Keras gives it.
-        class_name: Name of its class, such as `"BatchNormalization"`.
+        names: Names of the children of one parent, as Keras gives them.
+        bases: For each child the automatic names, without number, that are possible.
+
+    Returns:
+        For each child its base, such as `"dense"` for `"dense_7"`, or `None`.
 
     Example:
-
-    >>> automatic_base("batch_normalization_12", "BatchNormalization")
-    'batch_normalization'
-    >>> automatic_base("forward_lstm_2", "LSTM")
-    'forward_lstm'
-    >>> automatic_base("head", "Dense") is None
-    True
+    >>> dense = {snake_case("Dense")}
+    >>> automatic_bases(["dense_7", "head"], [dense, dense])
+    ['dense', None]
+    >>> automatic_bases(["dense_0", "dense_1"], [dense, dense])
+    [None, None]
     """
-    return split_automatic(name, (_snake_case(class_name),))
+    found = [_split(name, possible) for name, possible in zip(names, bases, strict=True)]
+    by_hand = {
+        base
+        for name, base in zip(names, found, strict=True)
+        if base is not None and name.startswith("_0", len(base))
+    }
+    return [None if base in by_hand else base for base in found]
 
 
-def known_bases(class_names: Iterable[str]) -> frozenset[str]:
-    """Returns the automatic names, without numbers, of layers of these classes.
-
-    Example:
-
-    >>> sorted(known_bases(["Dense", "LSTMCell"]))
-    ['dense', 'lstm_cell']
-    """
-    return frozenset(_snake_case(class_name) for class_name in class_names)
-
-
-def split_automatic(name: str, bases: Iterable[str]) -> str | None:
-    """Returns `name` without its number if what is left is one of `bases`, else `None`.
-
-    Args:
-        name: Name of a layer or variable.
-        bases: Automatic names without numbers, such as `"dense"`.
-
-    Example:
-
-    >>> split_automatic("dense_7", {"dense"})
-    'dense'
-    """
-    match = _NUMBERED.fullmatch(name)
-    if match is None:
-        return None
-    base = match["base"]
-    for candidate in (base, *(base.removeprefix(prefix) for prefix in _DERIVED_PREFIXES)):
-        if candidate in bases:
-            return base
-    # A class whose own name ends in a number: `Block_2` is named `block_2`, then `block_2_1`.
-    return name if name in bases else None
-
-
-def number_siblings(names: Sequence[tuple[str, str | None]]) -> list[str]:
+def number_siblings(names: Sequence[str], bases: Sequence[str | None]) -> list[str]:
     """Returns one distinct name for each child of a parent, in the order given.
 
     Automatic names are counted from the start (`dense`, `dense_1`); names that are equal after
     that get `@1`, `@2` in order of appearance.
 
     Args:
-        names: For each child its name, and its automatic base or `None`.
+        names: Names of the children, as Keras gives them.
+        bases: For each child its name without number if automatic, else `None`.
+
+    Returns:
+        For each child a name that no other has.
 
     Example:
-
-    >>> number_siblings([("dense_4", "dense"), ("head", None), ("dense_9", "dense")])
+    >>> number_siblings(["dense_4", "head", "dense_9"], ["dense", None, "dense"])
     ['dense', 'head', 'dense_1']
-    >>> number_siblings([("tower", None), ("tower", None)])
+    >>> number_siblings(["tower", "tower"], [None, None])
     ['tower@1', 'tower@2']
     """
     seen: defaultdict[str, int] = defaultdict(int)
     numbered = []
-    for name, base in names:
+    for name, base in zip(names, bases, strict=True):
         if base is not None:
             name = base if not seen[base] else f"{base}_{seen[base]}"
             seen[base] += 1
@@ -112,5 +91,31 @@ def number_siblings(names: Sequence[tuple[str, str | None]]) -> list[str]:
     return result
 
 
-def _snake_case(class_name: str) -> str:
+@lru_cache(maxsize=4096)
+def snake_case(class_name: str) -> str:
+    """Returns the name that Keras gives the first layer of a class.
+
+    Args:
+        class_name: Name of the class.
+
+    Returns:
+        The class name in snake case.
+
+    Example:
+    >>> snake_case("Conv2DTranspose"), snake_case("LSTMCell")
+    ('conv2d_transpose', 'lstm_cell')
+    """
     return _WORD_START.sub("_", re.sub(r"\W+", "", class_name)).lower()
+
+
+def _split(name: str, bases: Iterable[str]) -> str | None:
+    """Returns `name` without its number if what is left is one of `bases`, else `None`."""
+    match = _NUMBERED.fullmatch(name)
+    if match is None:
+        return None
+    base = match["base"]
+    for candidate in (base, *(base.removeprefix(prefix) for prefix in _DERIVED_PREFIXES)):
+        if candidate in bases:
+            return base
+    # A class whose own name ends in a number: `Block_2` is named `block_2`, then `block_2_1`.
+    return name if name in bases else None

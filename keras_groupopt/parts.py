@@ -9,8 +9,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import anchors, clipping, decay, state
+from keras_groupopt import anchors, clipping, decay, slots
 from keras_groupopt.hyperparameters import Scalar
+from keras_groupopt.memory import bytes_of
 from keras_groupopt.plan import Plan, PlannedGroup
 from keras_groupopt.rules.registry import make_rule
 
@@ -63,7 +64,7 @@ class GroupParts:
         self.rule.name = prefix
         ruled = [v for v in self.variables if not overwritten_by_gradient(v)]
         self.rule.build(ruled)
-        self.slots = state.slot_names(self.rule, len(ruled))
+        self.slots = slots.slot_names(self.rule, len(ruled))
         self.ruled = ruled
 
     def _build_anchors(self, optimizer: Any, model: Any) -> None:
@@ -157,9 +158,7 @@ class GroupParts:
                 found[f"@{name}/{self.name}"] = scalar.variable
         if self.rule is None:
             return found
-        paths = {
-            id(v): p.path for v, p in zip(self.variables, self.planned.variables, strict=True)
-        }
+        paths = {id(v): p.path for v, p in zip(self.variables, self.planned.variables, strict=True)}
         for variable in self.rule.variables:
             if variable is self.rule.iterations:
                 continue
@@ -220,23 +219,19 @@ class Parts:
             }
             for variable in group.rule.variables:
                 index, _ = group.slots[id(variable)]
-                if index is not None:
-                    sizes[positions[id(group.ruled[index])]] += _bytes(variable)
+                if index is not None and variable is not group.rule.iterations:
+                    sizes[positions[id(group.ruled[index])]] += bytes_of(
+                        variable.shape, variable.dtype
+                    )
             for planned, anchor in zip(group.planned.variables, group.anchors, strict=True):
                 if anchor is not None:
-                    sizes[planned.position] += _bytes(anchor)
+                    sizes[planned.position] += bytes_of(anchor.shape, anchor.dtype)
         return sizes
 
 
 def overwritten_by_gradient(variable: Any) -> bool:
     """Whether the gradient is the variable's next value (scales of float8 training)."""
     return bool(getattr(variable, "overwrite_with_gradient", False))
-
-
-def _bytes(variable: Any) -> int:
-    dtype = keras.backend.standardize_dtype(variable.dtype)
-    width = 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-    return int(np.prod(variable.shape, dtype="int64")) * width
 
 
 def _copy_of(value: Any) -> Any:

@@ -16,48 +16,32 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_groupopt import config
+from keras_groupopt.parts import Parts
+from keras_groupopt.plan import Plan
+
 FORMAT = 1
 MANIFEST = "@manifest"
 ITERATIONS = "@iterations"
 LEARNING_RATE = "@learning_rate"
 _SHOWN = 5
-_BOOKKEEPING = ("_variables", "_trainable_variables")
 
 
-def slot_names(rule: Any, count: int) -> dict[int, tuple[int | None, str]]:
-    """Returns, per identity of a rule's state variable, which variable it belongs to and its name.
-
-    A rule keeps its slots in lists parallel to the variables it was built with, one list a slot:
-    the attribute's name is the slot's. What is in no such list belongs to the rule as a whole.
-
-    Args:
-        rule: A built optimizer.
-        count: How many variables it was built with.
-    """
-    names: dict[int, tuple[int | None, str]] = {}
-    for attribute, value in vars(rule).items():
-        if attribute in _BOOKKEEPING:
-            continue
-        if isinstance(value, (list, tuple)) and len(value) == count:
-            for index, item in enumerate(value):
-                if isinstance(item, keras.Variable):
-                    names.setdefault(id(item), (index, attribute.strip("_")))
-        elif isinstance(value, keras.Variable):
-            names.setdefault(id(value), (None, attribute.strip("_")))
-    unnamed = [v for v in rule.variables if id(v) not in names]
-    names.update({id(v): (None, f"state_{index}") for index, v in enumerate(unnamed)})
-    return names
+def entries_of(optimizer: Any, parts: Parts) -> dict[str, Any]:
+    """Returns every variable to save, by key; each once."""
+    own = {ITERATIONS: optimizer.iterations}
+    if isinstance(optimizer.learning_rate, keras.Variable):
+        own[LEARNING_RATE] = optimizer.learning_rate
+    return own | parts.entries()
 
 
-def manifest_of(
-    entries: Mapping[str, Any], declared: Mapping[str, Any], rules: Mapping[str, str], provisional: bool
-) -> dict[str, Any]:
+def manifest_of(entries: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
     """Returns the manifest: what is saved, under which names, shapes and dtypes."""
     return {
         "format": FORMAT,
-        "rules": dict(rules),
-        "declared": dict(declared),
-        "provisional": provisional,
+        "rules": {p.name: p.group.rule.label for p in plan.groups if p.group.rule is not None},
+        "declared": config.declared_scalars(plan),
+        "provisional": plan.provisional,
         "state": {key: [list(v.shape), _dtype(v)] for key, v in entries.items()},
     }
 
@@ -145,8 +129,7 @@ def _differences(manifest: Mapping[str, Any], expected: Mapping[str, Any]) -> It
     for key, (shape, dtype) in wanted.items():
         if key in saved and [list(saved[key][0]), saved[key][1]] != [list(shape), dtype]:
             yield (
-                f"{key}: saved as {saved[key][1]}{list(saved[key][0])}, "
-                f"now {dtype}{list(shape)}"
+                f"{key}: saved as {saved[key][1]}{list(saved[key][0])}, now {dtype}{list(shape)}"
             )
 
 
@@ -172,3 +155,24 @@ def read(store: Any, manifest: Mapping[str, Any]) -> dict[str, np.ndarray]:
             )
         values[key] = value
     return values
+
+
+def assign(
+    optimizer: Any, parts: Parts, manifest: Mapping[str, Any], values: Mapping[str, Any]
+) -> None:
+    """Gives an optimizer the state that was read, after checking that it fits.
+
+    Raises:
+        ValueError: If the layout is another one. Nothing is assigned then.
+    """
+    entries = entries_of(optimizer, parts)
+    expected = manifest_of(entries, parts.plan)
+    check_layout(manifest, expected)
+    kept = config.scalars_to_keep(manifest["declared"], expected["declared"])
+    for key, variable in entries.items():
+        if key in values and key not in kept:
+            variable.assign(values[key])
+    for group in parts.groups:
+        if not group.frozen:
+            group.rule.iterations.assign(values[ITERATIONS])
+            group.anchors_unknown = False

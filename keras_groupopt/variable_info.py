@@ -47,7 +47,7 @@ class VariableInfo:
         dtype: Data type, such as `"float32"`.
         trainable: Whether Keras trains it as the model stands.
         aliases: The other paths it is known by: further places in the model when it is shared, and
-            Keras' own `variable.path` where that differs.
+            Keras' own `variable.path` where that differs. Not compared: it differs per process.
         layers: The layers above it, the root's child first, the owner last.
         identity: `id()` of the Keras variable, 0 when unknown. Not compared.
         keras_path: Keras' own `variable.path` where it is no place in the model, else empty. Not
@@ -55,7 +55,6 @@ class VariableInfo:
         alias_layers: The layers above it at its further places. Not compared.
 
     Example:
-
     >>> info = VariableInfo("head/kernel", "kernel", (8, 2), "float32", True)
     >>> info.rank, info.size
     (2, 16)
@@ -66,7 +65,7 @@ class VariableInfo:
     shape: tuple[int, ...]
     dtype: str = "float32"
     trainable: bool = True
-    aliases: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = field(default=(), compare=False)
     layers: tuple[LayerInfo, ...] = ()
     identity: int = field(default=0, compare=False)
     keras_path: str = field(default="", compare=False)
@@ -109,7 +108,6 @@ class VariableCatalog:
         ValueError: If two variables have the same path.
 
     Example:
-
     >>> catalog = VariableCatalog((VariableInfo("head/kernel", "kernel", (8, 2)),))
     >>> catalog.layer_paths
     ('head',)
@@ -235,6 +233,12 @@ class VariableCatalog:
         for at, info in enumerate(self.infos):
             found.setdefault(info.name, set()).add(at)
         return {name: frozenset(positions) for name, positions in found.items()}
+
+    def is_automatic_name(self, text: str) -> bool:
+        """Returns whether `text` is the automatic name that Keras gave some layer."""
+        return any(
+            layer.automatic and layer.raw_name == text for layer in self.layers_by_path.values()
+        )
 
     def near(self, text: str, n: int = 3) -> list[str]:
         """Returns the `n` real paths most like `text`, of layers and of variables.

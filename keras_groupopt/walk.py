@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import keras
 
 from keras_groupopt import _compat
-from keras_groupopt.naming import automatic_base, known_bases, number_siblings, split_automatic
+from keras_groupopt.naming import automatic_bases, number_siblings, snake_case
 from keras_groupopt.variable_info import LayerInfo, VariableCatalog, VariableInfo
 
 __all__ = ["describe_model", "describe_variables"]
@@ -23,6 +24,8 @@ __all__ = ["describe_model", "describe_variables"]
 # A layer may sit in many places, and a chain of layers that each hold the next one twice would have
 # exponentially many paths; beyond this many places of one layer no more aliases are collected.
 _MOST_PLACES = 256
+
+_Names = tuple[str, ...]
 
 
 def describe_model(model: keras.Layer) -> VariableCatalog:
@@ -44,7 +47,6 @@ def describe_model(model: keras.Layer) -> VariableCatalog:
         ValueError: If `model` is not built.
 
     Example:
-
     >>> import keras
     >>> backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)], name="backbone")
     >>> model = keras.Sequential([backbone, keras.layers.Dense(2, name="head")])
@@ -94,7 +96,6 @@ def describe_variables(variables: Iterable[keras.Variable]) -> VariableCatalog:
         A provisional catalog, in the same order.
 
     Example:
-
     >>> import keras
     >>> layer = keras.layers.Dense(2, name="head")
     >>> layer.build((None, 3))
@@ -102,19 +103,19 @@ def describe_variables(variables: Iterable[keras.Variable]) -> VariableCatalog:
     ('head/kernel', 'head/bias')
     """
     variables = list(variables)
-    bases = known_bases(cls.__name__ for cls in _compat.layer_classes()) | {"variable"}
     raw_paths = [tuple(str(variable.path).split("/")) for variable in variables]
+    levels = _levels_below(raw_paths)
     infos = []
     taken: set[str] = set()
     for variable, raw, path in zip(
-        variables, raw_paths, _tell_apart(_renumber_paths(raw_paths, bases)), strict=True
+        variables, raw_paths, _tell_apart(_renamed(raw_paths, levels)), strict=True
     ):
         layers = tuple(
             LayerInfo(
                 name,
                 "/".join(path[: level + 1]),
                 raw_name=raw[level],
-                automatic=split_automatic(raw[level], bases) is not None,
+                automatic=levels[raw[:level]][raw[level]][1],
             )
             for level, name in enumerate(path[:-1])
         )
@@ -139,7 +140,7 @@ class _Walk:
     unbuilt: list[str] = field(default_factory=list)
     _entered: dict[int, int] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
-    _children: dict[int, list[tuple[keras.Layer, str]]] = field(default_factory=dict)
+    _children: dict[int, list[tuple[keras.Layer, str, bool]]] = field(default_factory=dict)
     _class_names: dict[type, tuple[str, ...]] = field(default_factory=dict)
 
     def enter(self, layer: keras.Layer, prefix: str, layers: tuple[LayerInfo, ...]) -> None:
@@ -153,26 +154,25 @@ class _Walk:
         own = _compat.own_variables(layer)
         if not layer.built and not own and not entered and prefix:
             self.unbuilt.append(prefix[:-1])
-        for variable, name in zip(own, _variable_names(own), strict=True):
+        names = _variable_names(tuple(variable.name for variable in own))
+        for variable, name in zip(own, names, strict=True):
             self.places.setdefault(id(variable), []).append(_Place(prefix + name, name, layers))
-        for child, name in self._named_children(layer):
+        for child, name, automatic in self._named_children(layer):
             path = prefix + name
-            automatic = automatic_base(child.name, type(child).__name__) is not None
             classes = self._classes(type(child))
             info = LayerInfo(name, path, classes, id(child), child.name, automatic)
             self.enter(child, path + "/", (*layers, info))
         self._open.discard(key)
 
-    def _named_children(self, layer: keras.Layer) -> list[tuple[keras.Layer, str]]:
+    def _named_children(self, layer: keras.Layer) -> list[tuple[keras.Layer, str, bool]]:
+        """The children of a layer, their names in the path, and whether Keras chose them."""
         if id(layer) not in self._children:
             children = _compat.child_layers(layer)
-            names = number_siblings(
-                [
-                    (child.name, automatic_base(child.name, type(child).__name__))
-                    for child in children
-                ]
-            )
-            self._children[id(layer)] = list(zip(children, names, strict=True))
+            names = [child.name for child in children]
+            bases = automatic_bases(names, [{snake_case(type(c).__name__)} for c in children])
+            automatic = [base is not None for base in bases]
+            numbered = number_siblings(names, bases)
+            self._children[id(layer)] = list(zip(children, numbered, automatic, strict=True))
         return self._children[id(layer)]
 
     def _classes(self, cls: type) -> tuple[str, ...]:
@@ -187,6 +187,8 @@ def _variable_info(variable: Any, places: list[_Place], trainable: bool) -> Vari
     keras_path = "" if variable.path in paths else str(variable.path)
     aliases = [*paths[1:], keras_path] if keras_path else paths[1:]
     above = {layer.path: layer for place in others for layer in place.layers}
+    for layer in first.layers:
+        above.pop(layer.path, None)
     return VariableInfo(
         path=first.path,
         name=first.name,
@@ -201,9 +203,10 @@ def _variable_info(variable: Any, places: list[_Place], trainable: bool) -> Vari
     )
 
 
-def _variable_names(variables: list[keras.Variable]) -> list[str]:
-    names = [variable.name for variable in variables]
-    return number_siblings([(name, automatic_base(name, "Variable")) for name in names])
+@lru_cache(maxsize=1024)
+def _variable_names(names: _Names) -> list[str]:
+    """Names of the variables of one owner; Keras calls those without a name `variable`, `_n`."""
+    return number_siblings(names, automatic_bases(names, [{"variable"}] * len(names)))
 
 
 def _untaken(path: str, taken: set[str]) -> str:
@@ -216,23 +219,30 @@ def _untaken(path: str, taken: set[str]) -> str:
     return unique
 
 
-def _renumber_paths(paths: list[tuple[str, ...]], bases: frozenset[str]) -> list[tuple[str, ...]]:
-    """Counts automatic names again among those below one parent, level by level."""
-    children: dict[tuple[str, ...], dict[str, None]] = {}
+def _levels_below(paths: list[_Names]) -> dict[_Names, dict[str, tuple[str, bool]]]:
+    """For each parent its children: their numbered names, and whether they were automatic."""
+    # Which class a name is of can't be seen in a path; any layer of this process may have made it.
+    known = {snake_case(cls.__name__) for cls in _compat.layer_classes()} | {"variable"}
+    children: dict[_Names, dict[str, None]] = {}
     for path in paths:
         for level, name in enumerate(path):
             children.setdefault(path[:level], {})[name] = None
-    renamed = {
-        parent: dict(
-            zip(
-                names,
-                number_siblings([(name, split_automatic(name, bases)) for name in names]),
-                strict=True,
-            )
-        )
-        for parent, names in children.items()
-    }
-    return [tuple(renamed[path[:level]][name] for level, name in enumerate(path)) for path in paths]
+    result = {}
+    for parent, below in children.items():
+        names = list(below)
+        bases = automatic_bases(names, [known] * len(names))
+        automatic = [base is not None for base in bases]
+        numbered = zip(number_siblings(names, bases), automatic, strict=True)
+        result[parent] = dict(zip(names, numbered, strict=True))
+    return result
+
+
+def _renamed(
+    paths: list[_Names], levels: dict[_Names, dict[str, tuple[str, bool]]]
+) -> list[_Names]:
+    return [
+        tuple(levels[path[:level]][name][0] for level, name in enumerate(path)) for path in paths
+    ]
 
 
 def _tell_apart(paths: list[tuple[str, ...]]) -> list[tuple[str, ...]]:

@@ -32,7 +32,7 @@ def rule_names() -> dict[str, type]:
     return {name: cls for name, cls in names.items() if name not in _WRAPPERS}
 
 
-def rule_class(rule: Rule, where: str) -> type:
+def rule_class(rule: Rule, where: str) -> Any:
     """Returns the optimizer class of `rule`.
 
     Raises:
@@ -120,7 +120,7 @@ def lift_instance(group: Group) -> Group:
     ):
         raise ValueError(
             "The rate of a group must be given once. Received: a rate on the group and one on the "
-            f"instance {rule.label} in {group.where}. Use `kgo.rule(\"{rule.label}\", ...)`, "
+            f'instance {rule.label} in {group.where}. Use `kgo.rule("{rule.label}", ...)`, '
             "which has no rate."
         )
     _check_not_twice(group, moved)
@@ -139,7 +139,7 @@ def type_of(instance: Any) -> type:
 
 def _explicit_arguments(config: dict[str, Any], instance: Any) -> dict[str, Any]:
     """Returns the arguments in `config` that differ from the class' defaults."""
-    parameters = inspect.signature(type_of(instance).__init__).parameters
+    parameters = _parameters(type_of(instance))
     hidden = {"name", "learning_rate", *LIFTED, *WHOLE_ONLY}
     return {
         name: value
@@ -198,8 +198,15 @@ def make_rule(rule: Rule, learning_rate: float | Callable[[], Any], where: str) 
     return optimizer
 
 
+def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
+    """Returns the constructor's parameters; on torch, Keras' `__new__` hides them."""
+    parameters = dict(inspect.signature(cls.__init__).parameters)
+    parameters.pop("self", None)
+    return parameters
+
+
 def _argument_hint(cls: type, rule: Rule) -> str:
-    known = [name for name in inspect.signature(cls.__init__).parameters if name != "self"]
+    known = list(_parameters(cls))
     hints = [
         f"`{name}` is not one of them; did you mean `{near[0]}`?"
         for name in rule.arguments
@@ -249,9 +256,7 @@ def serialize_rule(rule: Rule | None) -> Any:
     """Returns plain JSON for a rule: a name, or a class and its arguments or config."""
     if rule is None:
         return None
-    saved: dict[str, Any] = {
-        "arguments": keras.saving.serialize_keras_object(dict(rule.arguments))
-    }
+    saved: dict[str, Any] = {"arguments": keras.saving.serialize_keras_object(dict(rule.arguments))}
     if rule.config is not None:
         config = {**rule.config, "learning_rate": 0.0}
         saved["config"] = keras.saving.serialize_keras_object(config)
@@ -264,10 +269,10 @@ def deserialize_rule(config: Any) -> Rule | None:
     """Returns the rule that `serialize_rule` was given."""
     if config is None:
         return None
-    arguments, full = (
-        None if value is None else keras.saving.deserialize_keras_object(value)
-        for value in (config["arguments"], config.get("config"))
-    )
+    arguments = keras.saving.deserialize_keras_object(config["arguments"])
+    full = config.get("config")
+    if full is not None:
+        full = keras.saving.deserialize_keras_object(full)
     if "name" in config:
         return Rule(config["name"], arguments, full)
     return Rule(keras.saving.deserialize_keras_object(config["class"]), arguments, full)

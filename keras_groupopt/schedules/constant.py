@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_groupopt.groups import check_number
+from keras_groupopt.arguments import check_number
 
 
 @keras.saving.register_keras_serializable(package="keras_groupopt")
@@ -20,7 +20,6 @@ class ConstantRate(keras.optimizers.schedules.LearningRateSchedule):
         ValueError: If `rate` is negative or not finite.
 
     Example:
-
     >>> import keras_groupopt as kgo
     >>> round(float(kgo.ConstantRate(1e-4)(1000)), 6)
     0.0001
@@ -30,9 +29,11 @@ class ConstantRate(keras.optimizers.schedules.LearningRateSchedule):
         self.rate = check_number("rate", rate, where="ConstantRate")
 
     def __call__(self, step: Any) -> Any:
+        """Returns the rate, a float32 scalar, whatever the step."""
         return keras.ops.convert_to_tensor(self.rate, dtype="float32")
 
     def get_config(self) -> dict[str, Any]:
+        """Returns the constructor's arguments."""
         return {"rate": self.rate}
 
 
@@ -49,7 +50,6 @@ def constant(rate: float) -> ConstantRate:
         ValueError: If `rate` is negative or not finite.
 
     Example:
-
     >>> import keras_groupopt as kgo
     >>> kgo.Group("head", "head", learning_rate=kgo.constant(1e-4)).learning_rate.rate
     0.0001

@@ -5,7 +5,6 @@ least one variable of the model, trainable or not, wherever it stands in an expr
 `where` and `everything` may match none.
 
 Example:
-
 >>> from keras_groupopt.variable_info import VariableCatalog, VariableInfo
 >>> catalog = VariableCatalog(
 ...     (
@@ -23,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_groupopt import leaves
-from keras_groupopt.algebra import Selector, as_selector
-from keras_groupopt.leaves import set_function_serializer
+from keras_groupopt.selectors import held, leaves
+from keras_groupopt.selectors.algebra import Selector, as_selector
+from keras_groupopt.selectors.held import set_function_serializer
 from keras_groupopt.variable_info import VariableInfo
 
 __all__ = [
@@ -58,12 +57,14 @@ def path(pattern: str) -> Selector:
     Args:
         pattern: Levels joined by `/`, without one at either end.
 
+    Returns:
+        The selector.
+
     Raises:
         ValueError: If the pattern is empty or malformed; when resolved, if it matches nothing, or
             only a `variable.path` that several variables share.
 
     Example:
-
     >>> path("mobilenetv2/**/kernel")
     path("mobilenetv2/**/kernel")
     """
@@ -79,11 +80,13 @@ def regex(pattern: str) -> Selector:
     Args:
         pattern: A Python regular expression. Flags go inside it, such as `(?i)`.
 
+    Returns:
+        The selector.
+
     Raises:
         ValueError: If it is not a regular expression; when resolved, as for `path`.
 
     Example:
-
     >>> regex(r"encoder/block_[0-5]")
     regex("encoder/block_[0-5]")
     """
@@ -100,31 +103,35 @@ def layer(layer: Any) -> Selector:
         layer: A Keras layer or model; or a layer path; or the name of a layer, if only one in the
             model has it. A string is taken literally, without wildcards.
 
+    Returns:
+        The selector.
+
     Raises:
         TypeError: If it is neither.
         ValueError: When resolved, if none of its weights is in the model, or if the name is that of
             several layers.
 
     Example:
-
     >>> layer("encoder/block_1")
     layer("encoder/block_1")
     """
-    return leaves.Layer(layer)
+    return held.Layer(layer)
 
 
 def layer_type(*names: str | type) -> Selector:
     """Chooses the variables whose owner, or a layer above it, is of one of these classes.
 
     Args:
-        names: Class names, or classes. Bases count: `"Conv"` names are those of Keras.
+        names: Class names, or classes. Bases count, so `"RNN"` finds an LSTM too.
+
+    Returns:
+        The selector.
 
     Raises:
         TypeError: If a name is not a string or class.
         ValueError: When resolved, if there is no such layer, or if there is no model to look at.
 
     Example:
-
     >>> layer_type("BatchNormalization", "LayerNormalization")
     layer_type("BatchNormalization", "LayerNormalization")
     """
@@ -137,12 +144,14 @@ def variable_name(*names: str) -> Selector:
     Args:
         names: Last names, such as `"kernel"`, `"bias"` or `"gamma"`.
 
+    Returns:
+        The selector.
+
     Raises:
         TypeError: If a name is not a string.
         ValueError: When resolved, if no variable has any of them.
 
     Example:
-
     >>> variable_name("bias", "gamma")
     variable_name("bias", "gamma")
     """
@@ -152,8 +161,8 @@ def variable_name(*names: str) -> Selector:
 def rank(
     rank: int | None = None,
     *,
-    min: int | None = None,
-    max: int | None = None,
+    min: int | None = None,  # noqa: A002 - `rank(min=2)` reads as it means
+    max: int | None = None,  # noqa: A002
 ) -> Selector:
     """Chooses the variables by number of dimensions. It may match none.
 
@@ -162,11 +171,13 @@ def rank(
         min: The least number, >= 0.
         max: The greatest number, >= 0.
 
+    Returns:
+        The selector.
+
     Raises:
         ValueError: If none of them, a bad combination or a negative number is given.
 
     Example:
-
     >>> rank(min=2)
     rank(min=2)
     """
@@ -180,23 +191,27 @@ def variables(*variables: Any) -> Selector:
         variables: Keras variables, found by identity; or exact layer paths. Written to a config as
             their paths.
 
+    Returns:
+        The selector.
+
     Raises:
         TypeError: If one is neither.
         ValueError: If none is given; when resolved, if one is not in the model.
 
     Example:
-
     >>> variables("head/kernel")
     variables("head/kernel")
     """
-    return leaves.Variables(*variables)
+    return held.Variables(*variables)
 
 
 def everything() -> Selector:
     """Chooses every variable.
 
-    Example:
+    Returns:
+        The selector.
 
+    Example:
     >>> everything()
     everything()
     """
@@ -210,17 +225,19 @@ def where(function: Callable[[VariableInfo], bool]) -> Selector:
         function: Takes a `VariableInfo`, returns whether it is chosen. To be written to a config
             the function must be registered with `keras.saving.register_keras_serializable`.
 
+    Returns:
+        The selector.
+
     Raises:
         TypeError: If it can't be called.
 
     Example:
-
     >>> def is_large(info):
     ...     return info.size > 1_000_000
     >>> where(is_large)
     where(is_large)
     """
-    return leaves.Where(function)
+    return held.Where(function)
 
 
 default_exclude_from_decay: Selector = rank(max=1) | leaves.VariableName(

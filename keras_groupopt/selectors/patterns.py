@@ -104,7 +104,6 @@ def compile_glob(text: str) -> Pattern:
             that are not closed or hold no valid characters.
 
     Example:
-
     >>> compile_glob("mobilenetv2/**/kernel").matches("mobilenetv2/Conv1/kernel")
     True
     >>> compile_glob("block_?/kernel").matches("block_12/kernel")

@@ -21,7 +21,6 @@ class Selector(ABC):
     equal if they are written the same.
 
     Example:
-
     >>> from keras_groupopt.selectors import path, rank
     >>> path("head") - rank(max=1)
     path("head") & ~rank(max=1)
@@ -37,17 +36,28 @@ class Selector(ABC):
         if cls.kind:
             Selector._kinds[cls.kind] = cls
 
-    @abstractmethod
     def resolve(self, catalog: VariableCatalog) -> frozenset[int]:
         """Returns the positions, in `catalog`, of the variables chosen.
+
+        Args:
+            catalog: The variables of a model.
 
         Raises:
             ValueError: If a part that names something matches no variable at all.
         """
+        return self._resolve(catalog)
 
-    @abstractmethod
     def describe(self) -> str:
         """Returns the selector as short text, such as `path("head") | rank(max=1)`."""
+        return self._text()
+
+    @abstractmethod
+    def _resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+        """Returns what `resolve` does."""
+
+    @abstractmethod
+    def _text(self) -> str:
+        """Returns what `describe` does."""
 
     @abstractmethod
     def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
@@ -92,6 +102,14 @@ class Selector(ABC):
 
     def is_serializable(self) -> bool:
         """Returns whether `get_config` works once the catalog is known."""
+        return all(part.is_serializable() for part in self._parts()) and self._is_data()
+
+    def _parts(self) -> tuple[Selector, ...]:
+        """Returns the selectors that this one combines."""
+        return ()
+
+    def _is_data(self) -> bool:
+        """Returns whether all that this selector itself holds can be written."""
         return True
 
     def __or__(self, other: Any) -> Selector:
@@ -131,6 +149,7 @@ class _Combination(Selector):
     """Two or more selectors under one operator; nested ones of the same kind become one."""
 
     _sign: ClassVar[str]
+    parts: tuple[Selector, ...]
 
     def __init__(self, *parts: Selector) -> None:
         flat: list[Selector] = []
@@ -138,7 +157,7 @@ class _Combination(Selector):
             flat += part.parts if type(part) is type(self) else [part]
         self.parts = tuple(flat)
 
-    def describe(self) -> str:
+    def _text(self) -> str:
         texts = [
             part.describe() if part._binding > self._binding else f"({part.describe()})"
             for part in self.parts
@@ -152,8 +171,8 @@ class _Combination(Selector):
     def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
         return cls(*(Selector.from_config(config) for config in arguments["selectors"]))
 
-    def is_serializable(self) -> bool:
-        return all(part.is_serializable() for part in self.parts)
+    def _parts(self) -> tuple[Selector, ...]:
+        return self.parts
 
     def _key(self) -> tuple[Any, ...]:
         return self.parts
@@ -166,7 +185,7 @@ class Or(_Combination):
     _sign = "|"
     _binding = 1
 
-    def resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+    def _resolve(self, catalog: VariableCatalog) -> frozenset[int]:
         return frozenset().union(*[part.resolve(catalog) for part in self.parts])
 
 
@@ -177,7 +196,7 @@ class And(_Combination):
     _sign = "&"
     _binding = 2
 
-    def resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+    def _resolve(self, catalog: VariableCatalog) -> frozenset[int]:
         return catalog.everything.intersection(*[part.resolve(catalog) for part in self.parts])
 
 
@@ -190,10 +209,10 @@ class Not(Selector):
     def __init__(self, part: Selector) -> None:
         self.part = part
 
-    def resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+    def _resolve(self, catalog: VariableCatalog) -> frozenset[int]:
         return catalog.everything - self.part.resolve(catalog)
 
-    def describe(self) -> str:
+    def _text(self) -> str:
         text = self.part.describe()
         return f"~{text}" if self.part._binding > self._binding else f"~({text})"
 
@@ -204,8 +223,8 @@ class Not(Selector):
     def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
         return cls(Selector.from_config(arguments["of"]))
 
-    def is_serializable(self) -> bool:
-        return self.part.is_serializable()
+    def _parts(self) -> tuple[Selector, ...]:
+        return (self.part,)
 
     def __invert__(self) -> Selector:
         return self.part
@@ -222,12 +241,14 @@ def as_selector(value: Any, argument: str = "selector") -> Selector:
             `layer`; or a list or tuple of these, which means any of them.
         argument: What the value is called in errors.
 
+    Returns:
+        The selector that `value` means.
+
     Raises:
         TypeError: If it is none of these.
         ValueError: If it is an empty list or a bad pattern.
 
     Example:
-
     >>> as_selector(["stem", "head"])
     path("stem") | path("head")
     """

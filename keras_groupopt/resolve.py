@@ -1,0 +1,349 @@
+"""From groups and a model's variables to a `Plan`, checked.
+
+`resolve` assigns every trainable variable to one group; `bind` makes the same plan again from its
+records, for a model rebuilt from a file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from keras_groupopt.groups import DEFAULT_GROUP, Anchor, Group
+from keras_groupopt.plan import Defaults, Plan, PlannedGroup, PlannedVariable, describe_scalar
+from keras_groupopt.selectors import Selector, everything
+from keras_groupopt.variable_info import VariableCatalog, VariableInfo
+
+_SHOWN = 5
+
+
+def effective_group(group: Group, defaults: Defaults) -> Group:
+    """Returns `group` with what it leaves out taken from `defaults`, and its rate as a ratio.
+
+    Raises:
+        ValueError: If a number as the group's rate has no base number to be a ratio of, or an
+            anchor is given without a decay.
+    """
+    if group.frozen:
+        return group
+    ratio, rate = group.learning_rate_ratio, group.learning_rate
+    if isinstance(rate, float):
+        ratio, rate = _as_ratio(rate, group, defaults.learning_rate), None
+    own_clipping = group.clipnorm or group.global_clipnorm or group.clipvalue
+    decay = defaults.weight_decay if group.weight_decay is None else group.weight_decay
+    has_decay = decay is not None and decay != 0
+    if not has_decay and group.anchor is not None and group.anchor.kind != "zero":
+        raise ValueError(
+            f"`anchor` must come with a `weight_decay` > 0. Received: anchor in {group.where} "
+            f"with weight_decay={decay!r}. Without decay nothing pulls toward the anchor."
+        )
+    exclusion = group.exclude_from_decay
+    return dataclasses.replace(
+        group,
+        rule=defaults.rule if group.rule is None else group.rule,
+        learning_rate=rate,
+        learning_rate_ratio=1.0 if ratio is None else ratio,
+        weight_decay=decay if has_decay else None,
+        anchor=(group.anchor or defaults.anchor or Anchor("zero")) if has_decay else None,
+        exclude_from_decay=defaults.exclude_from_decay if exclusion is None else exclusion,
+        clipnorm=group.clipnorm if own_clipping else defaults.clipnorm,
+        clipvalue=group.clipvalue if own_clipping else defaults.clipvalue,
+    )
+
+
+def check_declared(groups: Sequence[Group], defaults: Defaults) -> None:
+    """Refuses, before there is a model, what no model could make right.
+
+    Raises:
+        ValueError: If a group's rate has no base to be a ratio of, or an anchor has no decay.
+    """
+    effective = [effective_group(group, defaults) for group in groups]
+    anchor = defaults.anchor
+    decays = defaults.weight_decay or any(group.weight_decay is not None for group in effective)
+    if anchor is not None and anchor.kind != "zero" and not decays:
+        raise ValueError(
+            f'`anchor` must come with a `weight_decay` > 0. Received: anchor="{anchor.kind}" '
+            "without decay. Without decay nothing pulls toward the anchor."
+        )
+
+
+def _as_ratio(rate: float, group: Group, base: Any) -> float:
+    if not isinstance(base, float):
+        raise ValueError(
+            "`learning_rate` of a group must not be a number beside a base rate that is a "
+            f"schedule or a function. Received: learning_rate={rate:g} in {group.where}, base "
+            f"{describe_scalar(base)}. Either give `learning_rate_ratio=`, which follows the base, "
+            f"or `learning_rate=kgo.constant({rate:g})`, which does not."
+            + (
+                f' The rate comes from the instance given as rule: `kgo.rule("{group.rule.label}", '
+                "...)` has none."
+                if group.rule is not None and group.rule.is_instance
+                else ""
+            )
+        )
+    if base == 0:
+        raise ValueError(
+            "The base `learning_rate` must be > 0 when a group has a rate of its own. Received: "
+            f"learning_rate=0 with learning_rate={rate:g} in {group.where}. A group's rate is the "
+            "base times a ratio, and no ratio makes it from 0."
+        )
+    return rate / base
+
+
+def resolve(
+    groups: Sequence[Group], defaults: Defaults, catalog: VariableCatalog, trainable: Sequence[int]
+) -> Plan:
+    """Assigns each trainable variable to exactly one group.
+
+    Args:
+        groups: The declared groups, with unique names.
+        defaults: What the optimizer says for all groups.
+        catalog: All variables of the model.
+        trainable: Positions in `catalog` of the trainable variables, in the optimizer's order.
+
+    Raises:
+        ValueError: If a selector matches nothing, a group is left empty, groups overlap where
+            that is an error, a variable is claimed by none where that is an error, or every
+            group is frozen.
+    """
+    order = {position: place for place, position in enumerate(trainable)}
+    owners: dict[int, str] = {}
+    for group in groups:
+        if group.selector is None:
+            continue
+        for position in _claims(group, catalog, order):
+            owner = owners.get(position)
+            if owner is None or defaults.overlap == "last":
+                owners[position] = group.name
+            elif defaults.overlap == "error":
+                raise ValueError(_overlap_message(groups, owner, group, catalog, order))
+    rest = [position for position in trainable if position not in owners]
+    declared = list(groups)
+    if rest:
+        name = _rest_group(declared, defaults, [catalog.infos[position] for position in rest])
+        owners.update(dict.fromkeys(rest, name))
+
+    members: dict[str, list[int]] = {group.name: [] for group in declared}
+    for position in trainable:
+        members[owners[position]].append(position)
+    for group in declared:
+        if not members[group.name]:
+            raise ValueError(_empty_message(group, defaults))
+    if trainable and all(group.frozen for group in declared):
+        raise ValueError(
+            "At least one group must not be frozen. Received: every trainable variable in a "
+            f"frozen group ({', '.join(group.name for group in declared)})."
+        )
+    planned = []
+    for group in declared:
+        effective = effective_group(group, defaults)
+        decayed = _decayed(group, effective, catalog, members[group.name])
+        planned.append(
+            PlannedGroup(
+                effective,
+                tuple(
+                    _planned_variable(catalog.infos[p], order[p], p in decayed, effective)
+                    for p in members[group.name]
+                ),
+            )
+        )
+    return Plan(tuple(planned), defaults, catalog.provisional)
+
+
+def _claims(group: Group, catalog: VariableCatalog, order: dict[int, int]) -> Iterable[int]:
+    try:
+        matched = group.selector.resolve(catalog)
+    except ValueError as error:
+        raise ValueError(f"In {group.where}: {error}") from error
+    claimed = [position for position in matched if position in order]
+    if claimed:
+        return claimed
+    if matched:
+        shown = _listing(catalog.infos[position].path for position in sorted(matched))
+        raise ValueError(
+            f"A selector must match at least one trainable variable. Received: {group.where}, "
+            f"{group.selector.describe()}, which matches only variables that are not trainable: "
+            f"{shown}. Set `trainable = True` on their layer, or leave the group out."
+        )
+    raise ValueError(
+        f"A selector must match at least one trainable variable. Received: {group.where}, "
+        f"{group.selector.describe()}, which matches none."
+    )
+
+
+def _rest_group(declared: list[Group], defaults: Defaults, rest: Sequence[VariableInfo]) -> str:
+    """Returns the name of the group that takes `rest`, added to `declared` where it is new."""
+    if defaults.unclaimed == "error":
+        raise ValueError(
+            'Every trainable variable must be claimed with unclaimed="error". Received: no group '
+            f"for {_listing((info.path for info in rest), most=None)}. Add a group, or use "
+            'unclaimed="default" or unclaimed="freeze".'
+        )
+    if defaults.unclaimed == "freeze":
+        name = _unused_name("frozen", declared)
+        declared.append(_frozen_rest(name, declared))
+        return name
+    if not any(group.name == DEFAULT_GROUP for group in declared):
+        declared.append(Group(DEFAULT_GROUP))
+    elif all(group.selector is not None for group in declared):
+        raise ValueError(
+            f'The group "{DEFAULT_GROUP}" must have no selector when variables are left for it. '
+            f"Received: a selector, and no group for {_listing(info.path for info in rest)}. "
+            'Rename the group, or use unclaimed="error" or unclaimed="freeze".'
+        )
+    return DEFAULT_GROUP
+
+
+def _frozen_rest(name: str, declared: Sequence[Group]) -> Group:
+    claimed = (group.selector for group in declared if group.selector is not None)
+    return Group(name, functools.reduce(operator.sub, claimed, everything()), frozen=True)
+
+
+def _unused_name(name: str, declared: Sequence[Group]) -> str:
+    taken = {group.name for group in declared}
+    while name in taken:
+        name += "_rest"
+    return name
+
+
+def _decayed(
+    declared: Group, effective: Group, catalog: VariableCatalog, members: Sequence[int]
+) -> set[int]:
+    if effective.frozen or effective.weight_decay is None:
+        return set()
+    exclusion = effective.exclude_from_decay
+    if not isinstance(exclusion, Selector):
+        return set(members)
+    try:
+        decayed = set(members) - exclusion.resolve(catalog)
+    except ValueError as error:
+        raise ValueError(f"In `exclude_from_decay` of {declared.where}: {error}") from error
+    if not decayed and declared.weight_decay is not None:
+        raise ValueError(
+            "A group with a `weight_decay` of its own must have a variable that decays. Received: "
+            f"weight_decay={describe_scalar(declared.weight_decay)} in {declared.where}, all of "
+            f"whose variables are excluded by {exclusion.describe()}. Pass "
+            "`exclude_from_decay=()` to decay them, or leave `weight_decay` out."
+        )
+    return decayed
+
+
+def _planned_variable(
+    info: VariableInfo, position: int, decayed: bool, group: Group
+) -> PlannedVariable:
+    anchored = decayed and group.anchor is not None and group.anchor.kind != "zero"
+    return PlannedVariable(
+        position, info.path, info.name, tuple(info.shape), info.dtype, decayed, anchored
+    )
+
+
+def bind(
+    records: Sequence[dict[str, Any]],
+    groups: Sequence[Group],
+    defaults: Defaults,
+    variables: Sequence[VariableInfo],
+    provisional: bool = False,
+) -> Plan:
+    """Makes a plan again from its records, for variables in the same order.
+
+    Args:
+        records: What `Plan.records` gave.
+        groups: The declared groups.
+        defaults: What the optimizer says for all groups.
+        variables: The trainable variables the optimizer is built with now.
+        provisional: Whether the recorded paths are provisional.
+
+    Raises:
+        ValueError: If their count, names, shapes or dtypes are not the recorded ones.
+    """
+    differences = _record_differences(records, variables)
+    if differences:
+        shown = "\n  ".join(differences[:_SHOWN])
+        more = len(differences) - _SHOWN
+        raise ValueError(
+            "The model must have the trainable variables that the optimizer's config was saved "
+            f"with. First differences:\n  {shown}"
+            + (f"\n  … and {more} more" if more > 0 else "")
+            + "\nMake a new GroupedOptimizer(model=...) for a model that changed."
+        )
+    declared = list(groups)
+    known = {group.name for group in declared}
+    for name in dict.fromkeys(record["group"] for record in records):
+        if name not in known:
+            freeze = defaults.unclaimed == "freeze"
+            declared.append(_frozen_rest(name, declared) if freeze else Group(name))
+    planned = []
+    for group in declared:
+        effective = effective_group(group, defaults)
+        members = tuple(
+            _planned_variable(
+                dataclasses.replace(variables[i], path=record["path"]),
+                i,
+                record["decayed"],
+                effective,
+            )
+            for i, record in enumerate(records)
+            if record["group"] == group.name
+        )
+        planned.append(PlannedGroup(effective, members))
+    return Plan(tuple(planned), defaults, provisional)
+
+
+def _record_differences(
+    records: Sequence[dict[str, Any]], variables: Sequence[VariableInfo]
+) -> list[str]:
+    differences = []
+    if len(records) != len(variables):
+        differences.append(f"{len(records)} trainable variables were saved, {len(variables)} found")
+    for record, info in zip(records, variables, strict=False):
+        saved = (record["name"], tuple(record["shape"]), record["dtype"])
+        found = (info.name, tuple(info.shape), info.dtype)
+        if saved != found:
+            differences.append(
+                f"{record['path']}: saved as {_signature(*saved)}, found {info.path} "
+                f"{_signature(*found)}"
+            )
+    return differences
+
+
+def _signature(name: str, shape: tuple[int, ...], dtype: str) -> str:
+    return f"{name} {dtype}{list(shape)}"
+
+
+def _overlap_message(
+    groups: Sequence[Group],
+    owner: str,
+    group: Group,
+    catalog: VariableCatalog,
+    order: dict[int, int],
+) -> str:
+    other = next(candidate for candidate in groups if candidate.name == owner)
+    both = set(_claims(other, catalog, order)) & set(_claims(group, catalog, order))
+    paths = _listing(catalog.infos[position].path for position in sorted(both))
+    return (
+        f"Groups must not overlap. Received: {other.where} ({other.selector.describe()}) and "
+        f"{group.where} ({group.selector.describe()}) both claim {paths}. Take them out of one "
+        f'with `-`, or say which wins with overlap="first" or overlap="last".'
+    )
+
+
+def _empty_message(group: Group, defaults: Defaults) -> str:
+    if group.selector is None:
+        return (
+            f"A group must not be empty. Received: {group.where}, for which the other groups "
+            "leave no trainable variable. Leave it out."
+        )
+    return (
+        f"A group must not be empty. Received: {group.where} ({group.selector.describe()}), all "
+        f'of whose variables went to other groups by overlap="{defaults.overlap}". Reorder the '
+        "groups or leave it out."
+    )
+
+
+def _listing(paths: Iterable[str], most: int | None = _SHOWN) -> str:
+    every = list(paths)
+    shown = ", ".join(every[:most])
+    return shown if most is None or len(every) <= most else f"{shown} and {len(every) - most} more"

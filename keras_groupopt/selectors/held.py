@@ -1,0 +1,212 @@
+"""The selectors that hold an object: a layer, variables, or a function.
+
+They are written to a config as paths, or through a serializer that is handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from keras_groupopt.selectors.algebra import Selector
+from keras_groupopt.selectors.leaf import Leaf, nearest, quote
+from keras_groupopt.variable_info import VariableCatalog, VariableInfo
+
+__all__ = ["Layer", "Variables", "Where", "set_function_serializer"]
+
+_serialize: Callable[[Callable[..., Any]], Any] | None = None
+_deserialize: Callable[[Any], Callable[..., Any]] | None = None
+
+
+def set_function_serializer(
+    serialize: Callable[[Callable[..., Any]], Any] | None,
+    deserialize: Callable[[Any], Callable[..., Any]] | None,
+) -> None:
+    """Sets how the functions of `where` are written to a config and read back.
+
+    Selectors know nothing of Keras; whoever does hands in the two directions here.
+
+    Args:
+        serialize: Takes a function, returns plain JSON data or raises if it can't be written.
+        deserialize: Takes that data, returns the function.
+    """
+    global _serialize, _deserialize
+    _serialize, _deserialize = serialize, deserialize
+
+
+class Layer(Leaf):
+    """Variables of one layer, held as the object or named."""
+
+    kind = "layer"
+
+    def __init__(self, target: Any) -> None:
+        if isinstance(target, type) or not (isinstance(target, str) or hasattr(target, "weights")):
+            raise TypeError(
+                "`layer` must be a Keras layer, or the name or path of one. "
+                f"Received: layer={target!r} (of type {type(target).__name__})."
+            )
+        if target == "":
+            raise ValueError("`layer` must not be empty. Received: layer=''.")
+        self.target = target
+
+    def _claim(self, catalog: VariableCatalog) -> frozenset[int]:
+        if not isinstance(self.target, str):
+            positions = (catalog.by_identity.get(id(weight)) for weight in self.target.weights)
+            return frozenset(at for at in positions if at is not None)
+        if self.target in catalog.layers_by_path:
+            return frozenset(catalog.by_place[self.target])
+        named = catalog.layers_by_name.get(self.target, ())
+        if len(named) > 1:
+            paths = ", ".join(repr(path) for path in named[:6])
+            raise ValueError(
+                "`layer` must name one layer. "
+                f"Received: layer={self.target!r}, the name of {len(named)} layers. "
+                f"Give the path of the one you mean: {paths}; for all of them use "
+                f'`path("**/{self.target}")`.'
+            )
+        return frozenset(catalog.by_place[named[0]]) if named else frozenset()
+
+    def _advice(self, catalog: VariableCatalog) -> str:
+        if isinstance(self.target, str):
+            if self.target in catalog.unbuilt_layers:
+                return f" Layer {self.target!r} has no variables: build it first."
+            return nearest(self.target, catalog)
+        if not self.target.weights:
+            return " The layer has no weights: build it first, or choose another."
+        return " The layer's weights are not in this model: was it copied or rebuilt?"
+
+    def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
+        if isinstance(self.target, str):
+            return {"layer": self.target}
+        if catalog is None:
+            raise ValueError(
+                f"`{self.describe()}` holds a layer and is written as its path. "
+                "Received: catalog=None. Pass the catalog of the model."
+            )
+        layer_path = catalog.by_layer_identity.get(id(self.target))
+        if layer_path is not None:
+            return {"layer": layer_path}
+        # The model itself, or a model that shares layers with it and is no layer of it.
+        return {"paths": [catalog[at].path for at in sorted(self.resolve(catalog))]}
+
+    @classmethod
+    def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
+        if "paths" in arguments:
+            return Variables(*arguments["paths"])
+        return cls(arguments["layer"])
+
+    def _text(self) -> str:
+        name = self.target if isinstance(self.target, str) else getattr(self.target, "name", "?")
+        return f"layer({quote(name)})"
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.target if isinstance(self.target, str) else id(self.target),)
+
+
+class Variables(Leaf):
+    """Single variables, held as objects or named by their exact paths."""
+
+    kind = "variables"
+
+    def __init__(self, *values: Any) -> None:
+        if not values:
+            raise ValueError("`variables` must be given at least one variable. Received: nothing.")
+        for value in values:
+            if not isinstance(value, str) and not (
+                hasattr(value, "shape") and hasattr(value, "path")
+            ):
+                raise TypeError(
+                    "`variables` must be given Keras variables or their exact layer paths. "
+                    f"Received: {value!r} (of type {type(value).__name__})."
+                )
+        self.values = values
+
+    def _claim(self, catalog: VariableCatalog) -> frozenset[int]:
+        found = set()
+        for value in self.values:
+            if isinstance(value, str):
+                position = catalog.by_path.get(value)
+            else:
+                position = catalog.by_identity.get(id(value))
+            if position is None:
+                near = nearest(value, catalog) if isinstance(value, str) else ""
+                raise ValueError(
+                    "`variables` must be given variables of the model. "
+                    f"Received: {path_of(value)!r}, which is none of its {len(catalog)}.{near}"
+                )
+            found.add(position)
+        return frozenset(found)
+
+    def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
+        if all(isinstance(value, str) for value in self.values):
+            return {"paths": list(self.values)}
+        if catalog is None:
+            raise ValueError(
+                f"`{self.describe()}` holds variables and is written as their paths. "
+                "Received: catalog=None. Pass the catalog of the model."
+            )
+        return {"paths": [catalog[at].path for at in sorted(self.resolve(catalog))]}
+
+    @classmethod
+    def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
+        return cls(*arguments["paths"])
+
+    def _text(self) -> str:
+        names = [quote(path_of(value)) for value in self.values[:4]]
+        names += ["..."] if len(self.values) > 4 else []
+        return f"variables({', '.join(names)})"
+
+    def _key(self) -> tuple[Any, ...]:
+        return tuple(value if isinstance(value, str) else id(value) for value in self.values)
+
+
+class Where(Leaf):
+    """Variables for which a function is true."""
+
+    kind = "where"
+    required = False
+
+    def __init__(self, function: Callable[[VariableInfo], bool]) -> None:
+        if not callable(function) or isinstance(function, Selector):
+            raise TypeError(
+                "`function` must take a VariableInfo and return whether it is chosen. "
+                f"Received: function={function!r} (of type {type(function).__name__})."
+            )
+        self.function = function
+
+    def _claim(self, catalog: VariableCatalog) -> frozenset[int]:
+        return frozenset(at for at, info in enumerate(catalog.infos) if self.function(info))
+
+    def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
+        if _serialize is None:
+            raise ValueError(
+                f"`{self.describe()}` holds a Python function, which is not plain data. "
+                "Use a selector that is, such as `path` or `variable_name`."
+            )
+        return {"function": _serialize(self.function)}
+
+    @classmethod
+    def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
+        if _deserialize is None:
+            raise ValueError(
+                "`config` must hold no Python function where none can be read. "
+                f"Received: function={arguments['function']!r}."
+            )
+        return cls(_deserialize(arguments["function"]))
+
+    def _is_data(self) -> bool:
+        try:
+            self._arguments(None)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    def _text(self) -> str:
+        return f"where({getattr(self.function, '__name__', type(self.function).__name__)})"
+
+    def _key(self) -> tuple[Any, ...]:
+        return (self.function,)
+
+
+def path_of(value: Any) -> str:
+    return value if isinstance(value, str) else str(value.path)

@@ -1,0 +1,86 @@
+"""What the selectors without parts have in common: they name something, and miss it with advice."""
+
+from __future__ import annotations
+
+import difflib
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+from keras_groupopt.selectors.algebra import Selector
+from keras_groupopt.variable_info import VariableCatalog
+
+__all__ = ["Leaf", "checked_names", "nearest", "quote", "similar"]
+
+
+class Leaf(Selector):
+    """A selector without parts.
+
+    Args:
+        required: Whether matching no variable at all is an error.
+    """
+
+    required = True
+
+    def _resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+        found = self._claim(catalog)
+        if not found and self.required:
+            raise ValueError(
+                f"Selector `{self.describe()}` must match at least one variable of the model. "
+                f"Received: {self.describe()}, which matches none of {len(catalog)}."
+                f"{self._advice(catalog)}"
+            )
+        return found
+
+    @abstractmethod
+    def _claim(self, catalog: VariableCatalog) -> frozenset[int]:
+        """Returns the positions of the variables that match, possibly none."""
+
+    def _advice(self, catalog: VariableCatalog) -> str:
+        return ""
+
+    def _text(self) -> str:
+        names = ", ".join(quote(name) for name in self._key())
+        return f"{self.kind}({names})"
+
+
+def quote(text: str) -> str:
+    """Returns `text` in double quotes, as it stands in Python code."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def checked_names(names: tuple[Any, ...], argument: str, rule: str) -> tuple[str, ...]:
+    """Returns `names` if there are any and all are text, else raises with `rule`."""
+    if not names:
+        raise ValueError(f"`{argument}` must be given at least one name. Received: nothing.")
+    for name in names:
+        if not isinstance(name, str) or not name:
+            raise TypeError(
+                f"`{argument}` must be given {rule}. "
+                f"Received: {name!r} (of type {type(name).__name__})."
+            )
+    return names
+
+
+def nearest(text: str, catalog: VariableCatalog) -> str:
+    """Returns advice for a path or pattern that is not in the model."""
+    near = catalog.near(text)
+    advice = f" Nearest paths: {', '.join(map(repr, near))}." if near else ""
+    if not near and len(catalog):
+        some = dict.fromkeys(path.split("/")[0] for path in catalog.paths)
+        advice = f" The model begins with {', '.join(map(repr, list(some)[:6]))}."
+    if near and catalog.is_automatic_name(text):
+        advice += f" Automatic names such as {text!r} are counted anew below each parent."
+    if catalog.provisional:
+        advice += " These are Keras' own paths, which lack nested models: pass `model=`."
+    return advice
+
+
+def similar(names: Iterable[str], known: Iterable[str], what: str) -> str:
+    """Returns advice for names that are not among `known`."""
+    known = list(known)
+    near = [hit for name in names for hit in difflib.get_close_matches(name, known, n=2)]
+    listed = list(dict.fromkeys(near)) or sorted(known)[:10]
+    if not listed:
+        return ""
+    return f" {'Nearest' if near else 'Known'} {what}: {', '.join(map(repr, listed))}."

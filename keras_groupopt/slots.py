@@ -1,0 +1,34 @@
+"""Which variable each piece of a rule's state belongs to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+_BOOKKEEPING = ("_variables", "_trainable_variables")
+
+
+def slot_names(rule: Any, count: int) -> dict[int, tuple[int | None, str]]:
+    """Returns, per identity of a rule's state variable, which variable it belongs to and its name.
+
+    A rule keeps its slots in lists parallel to the variables it was built with, one list a slot:
+    the attribute's name is the slot's. What is in no such list belongs to the rule as a whole.
+
+    Args:
+        rule: A built optimizer.
+        count: How many variables it was built with.
+    """
+    names: dict[int, tuple[int | None, str]] = {}
+    for attribute, value in vars(rule).items():
+        if attribute in _BOOKKEEPING:
+            continue
+        if isinstance(value, (list, tuple)) and len(value) == count:
+            for index, item in enumerate(value):
+                if isinstance(item, keras.Variable):
+                    names.setdefault(id(item), (index, attribute.strip("_")))
+        elif isinstance(value, keras.Variable):
+            names.setdefault(id(value), (None, attribute.strip("_")))
+    unnamed = [v for v in rule.variables if id(v) not in names]
+    names.update({id(v): (None, f"state_{index}") for index, v in enumerate(unnamed)})
+    return names

@@ -1,0 +1,367 @@
+"""The update rules once more, in NumPy and float64, each written from its formula.
+
+A rule here moves one array: `rule.step(w, g, learning_rate)` returns the new weights; `g=None` is
+a step in which the variable has no gradient. The whole optimizer is in `grouped_reference.py`.
+
+The references share no code with the package and none with Keras. What they do not re-derive:
+
+* the gradient: it is dense, with the repeated rows of an embedding summed;
+* low precision: everything is float64, and results agree to the rounding of what is compared;
+* averages, accumulation, loss scale: options of an optimizer, not of a rule;
+* papers that Keras does not follow: where its documentation differs, so do the references, and
+  the docstring says in what.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+Array = np.ndarray
+
+
+class Rule:
+    """One rule on one array; `t` counts steps from 1 and also those without a gradient."""
+
+    def __init__(self) -> None:
+        self.t = 0
+        self.started = False
+
+    def step(self, w: Array, g: Array | None, learning_rate: float) -> Array:
+        self.t += 1
+        w = np.array(w, "float64")
+        if g is None:
+            return w
+        if not self.started:
+            self.start(w)
+            self.started = True
+        return self.move(w, np.array(g, "float64"), float(learning_rate))
+
+    def start(self, w: Array) -> None:
+        """Make the state."""
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        raise NotImplementedError
+
+
+class SGD(Rule):
+    """Gradient descent; Keras keeps the rate inside the velocity.
+
+    v ← μ v - η g; w ← w + v, or with Nesterov's look-ahead w ← w + μ v - η g.
+    """
+
+    def __init__(self, momentum: float = 0.0, nesterov: bool = False) -> None:
+        super().__init__()
+        self.momentum, self.nesterov = momentum, nesterov
+
+    def start(self, w: Array) -> None:
+        self.velocity = np.zeros_like(w)
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        pull = -learning_rate * g
+        self.velocity = self.momentum * self.velocity + pull
+        if self.nesterov:
+            return w + self.momentum * self.velocity + pull
+        return w + self.velocity
+
+
+class _TwoMoments(Rule):
+    """m ← β₁ m + (1 - β₁) g;  v ← β₂ v + (1 - β₂) g²."""
+
+    def __init__(self, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-7) -> None:
+        super().__init__()
+        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+
+    def start(self, w: Array) -> None:
+        self.m = np.zeros_like(w)
+        self.v = np.zeros_like(w)
+
+    def accumulate(self, g: Array) -> None:
+        self.m = self.beta_1 * self.m + (1 - self.beta_1) * g
+        self.v = self.beta_2 * self.v + (1 - self.beta_2) * g**2
+
+
+class Adam(_TwoMoments):
+    """Kingma and Ba 2014, arXiv:1412.6980, in the order before section 2.1 (ε is "epsilon hat").
+
+    w ← w - η √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)
+    """
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        self.accumulate(g)
+        rate = learning_rate * np.sqrt(1 - self.beta_2**self.t) / (1 - self.beta_1**self.t)
+        return w - rate * self.m / (np.sqrt(self.v) + self.epsilon)
+
+
+class AdamW(Adam):
+    """Loshchilov and Hutter 2017, arXiv:1711.05101: `decayed` first, then Adam."""
+
+    def __init__(
+        self,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-7,
+        weight_decay: float = 0.004,
+    ) -> None:
+        super().__init__(beta_1, beta_2, epsilon)
+        self.weight_decay = weight_decay
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        return super().move(decayed(w, learning_rate, self.weight_decay), g, learning_rate)
+
+
+class RAdam(_TwoMoments):
+    """Liu et al. 2019, arXiv:1908.03265, algorithm 2, with ε as torch places it.
+
+    ρ∞ = 2/(1 - β₂) - 1;  ρ = ρ∞ - 2 t β₂ᵗ / (1 - β₂ᵗ)
+    w ← w - η r m̂ √(1 - β₂ᵗ) / (√v + ε)  if ρ > 5, else  w ← w - η m̂
+    r = √( (ρ-4)(ρ-2) ρ∞ / ((ρ∞-4)(ρ∞-2) ρ) );  m̂ = m / (1 - β₁ᵗ)
+    """
+
+    def __init__(self, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8) -> None:
+        super().__init__(beta_1, beta_2, epsilon)
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        self.accumulate(g)
+        m_hat = self.m / (1 - self.beta_1**self.t)
+        correction = 1 - self.beta_2**self.t
+        limit = 2 / (1 - self.beta_2) - 1
+        length = limit - 2 * self.t * self.beta_2**self.t / correction
+        if length <= 5:
+            return w - learning_rate * m_hat
+        over, under = (length - 4) * (length - 2) * limit, (limit - 4) * (limit - 2) * length
+        adaptive = np.sqrt(correction) / (np.sqrt(self.v) + self.epsilon)
+        return w - learning_rate * np.sqrt(over / under) * m_hat * adaptive
+
+
+class Nadam(_TwoMoments):
+    """Dozat 2016, with the momentum schedule μₜ = β₁ (1 - ½ 0.96ᵗ) that Keras fixes.
+
+    m̂ = μₜ₊₁ m / (1 - Π μᵢ, i ≤ t+1) + (1 - μₜ) g / (1 - Π μᵢ, i ≤ t)
+    w ← w - η m̂ / (√v̂ + ε);  v̂ = v / (1 - β₂ᵗ)
+    """
+
+    def mu(self, t: int) -> float:
+        return self.beta_1 * (1 - 0.5 * 0.96**t)
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        self.accumulate(g)
+        now, following = self.mu(self.t), self.mu(self.t + 1)
+        product = np.prod([self.mu(i) for i in range(1, self.t + 1)])
+        m_hat = following * self.m / (1 - product * following) + (1 - now) * g / (1 - product)
+        v_hat = self.v / (1 - self.beta_2**self.t)
+        return w - learning_rate * m_hat / (np.sqrt(v_hat) + self.epsilon)
+
+
+class LAMB(_TwoMoments):
+    """You et al. 2019, arXiv:1904.00962: Adam's direction at the length of the weights.
+
+    u = m̂ / (√v̂ + ε);  w ← w - η (‖w‖ / ‖u‖) u, the ratio 1 where either norm is 0.
+    The decay of the paper's u is left out: here it is decoupled, and `w` is already decayed.
+    """
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        self.accumulate(g)
+        m_hat = self.m / (1 - self.beta_1**self.t)
+        v_hat = self.v / (1 - self.beta_2**self.t)
+        u = m_hat / (np.sqrt(v_hat) + self.epsilon)
+        long, short = norm(w), norm(u)
+        ratio = long / short if long > 0 and short > 0 else 1.0
+        return w - learning_rate * ratio * u
+
+
+class Adamax(Rule):
+    """Kingma and Ba 2014, algorithm 2, with Keras' ε in the denominator.
+
+    m ← β₁ m + (1 - β₁) g;  u ← max(β₂ u, |g|);  w ← w - η m / ((1 - β₁ᵗ)(u + ε))
+    """
+
+    def __init__(self, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-7) -> None:
+        super().__init__()
+        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
+
+    def start(self, w: Array) -> None:
+        self.m = np.zeros_like(w)
+        self.u = np.zeros_like(w)
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        self.m = self.beta_1 * self.m + (1 - self.beta_1) * g
+        self.u = np.maximum(self.beta_2 * self.u, np.abs(g))
+        return w - learning_rate * self.m / ((1 - self.beta_1**self.t) * (self.u + self.epsilon))
+
+
+class RMSprop(Rule):
+    """Hinton 2012, with Keras' ε under the root and its momentum on the increment.
+
+    v ← ρ v + (1 - ρ) g²;  a ← ρ a + (1 - ρ) g
+    d = η g / √(v + ε), or centered η g / √(v - a² + ε);  b ← μ b + d;  w ← w - b
+    """
+
+    def __init__(
+        self,
+        rho: float = 0.9,
+        momentum: float = 0.0,
+        epsilon: float = 1e-7,
+        centered: bool = False,
+    ) -> None:
+        super().__init__()
+        self.rho, self.momentum, self.epsilon, self.centered = rho, momentum, epsilon, centered
+
+    def start(self, w: Array) -> None:
+        self.v = np.zeros_like(w)
+        self.a = np.zeros_like(w)
+        self.b = np.zeros_like(w)
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        self.v = self.rho * self.v + (1 - self.rho) * g**2
+        self.a = self.rho * self.a + (1 - self.rho) * g
+        spread = self.v - self.a**2 if self.centered else self.v
+        self.b = self.momentum * self.b + learning_rate * g / np.sqrt(spread + self.epsilon)
+        return w - self.b
+
+
+class Adagrad(Rule):
+    """Duchi et al. 2011, with Keras' ε under the root.
+
+    s ← s + g², from s₀;  w ← w - η g / √(s + ε)
+    """
+
+    def __init__(self, initial_accumulator_value: float = 0.1, epsilon: float = 1e-7) -> None:
+        super().__init__()
+        self.first, self.epsilon = initial_accumulator_value, epsilon
+
+    def start(self, w: Array) -> None:
+        self.s = np.full_like(w, self.first)
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        self.s = self.s + g**2
+        return w - learning_rate * g / np.sqrt(self.s + self.epsilon)
+
+
+class Adadelta(Rule):
+    """Zeiler 2012, arXiv:1212.5701, times a rate.
+
+    s ← ρ s + (1 - ρ) g²;  d = √(a + ε) / √(s + ε) · g;  a ← ρ a + (1 - ρ) d²;  w ← w - η d
+    """
+
+    def __init__(self, rho: float = 0.95, epsilon: float = 1e-7) -> None:
+        super().__init__()
+        self.rho, self.epsilon = rho, epsilon
+
+    def start(self, w: Array) -> None:
+        self.s = np.zeros_like(w)
+        self.a = np.zeros_like(w)
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        self.s = self.rho * self.s + (1 - self.rho) * g**2
+        d = np.sqrt(self.a + self.epsilon) / np.sqrt(self.s + self.epsilon) * g
+        self.a = self.rho * self.a + (1 - self.rho) * d**2
+        return w - learning_rate * d
+
+
+class Lion(Rule):
+    """Chen et al. 2023, arXiv:2302.06675.
+
+    w ← w - η sign(β₁ m + (1 - β₁) g);  m ← β₂ m + (1 - β₂) g
+    """
+
+    def __init__(self, beta_1: float = 0.9, beta_2: float = 0.99) -> None:
+        super().__init__()
+        self.beta_1, self.beta_2 = beta_1, beta_2
+
+    def start(self, w: Array) -> None:
+        self.m = np.zeros_like(w)
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        direction = np.sign(self.beta_1 * self.m + (1 - self.beta_1) * g)
+        self.m = self.beta_2 * self.m + (1 - self.beta_2) * g
+        return w - learning_rate * direction
+
+
+class Adafactor(Rule):
+    """Shazeer and Stern 2018, arXiv:1804.04235, algorithms 4 (matrices) and 5 (vectors).
+
+    α = max(ε₂, RMS(w)) · min(η, 1/√t);  β̂ = 1 - tᶜ, c = `beta_2_decay`
+    v̂ ← β̂ v̂ + (1 - β̂)(g² + ε₁), of a matrix only the means of rows r and columns c:
+    v̂ = r cᵀ / mean(r);  u = g / √v̂;  w ← w - α u / max(1, RMS(u) / d)
+    """
+
+    def __init__(
+        self,
+        beta_2_decay: float = -0.8,
+        epsilon_1: float = 1e-30,
+        epsilon_2: float = 1e-3,
+        clip_threshold: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.beta_2_decay, self.epsilon_1 = beta_2_decay, epsilon_1
+        self.epsilon_2, self.clip_threshold = epsilon_2, clip_threshold
+
+    def start(self, w: Array) -> None:
+        self.rows = self.columns = self.v = 0.0
+
+    def second_moment(self, squares: Array) -> Array:
+        beta = 1 - float(self.t) ** self.beta_2_decay
+        if squares.ndim < 2:
+            self.v = beta * self.v + (1 - beta) * squares
+            return self.v
+        self.rows = beta * self.rows + (1 - beta) * squares.mean(-1)
+        self.columns = beta * self.columns + (1 - beta) * squares.mean(-2)
+        mean = self.rows.mean(-1, keepdims=True)
+        return (self.rows / mean)[..., :, None] * self.columns[..., None, :]
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        def rms(x: Array) -> float:
+            return float(np.sqrt(np.mean(x**2)))
+
+        u = g / np.sqrt(self.second_moment(g**2 + self.epsilon_1))
+        size = max(self.epsilon_2, rms(w)) * min(learning_rate, 1 / np.sqrt(self.t))
+        return w - size * u / max(1.0, rms(u) / self.clip_threshold)
+
+
+class Ftrl(Rule):
+    """McMahan et al. 2013, with p = -`learning_rate_power` in place of the paper's ½.
+
+    n' = n + g²;  z ← z + g - (n'ᵖ - nᵖ)/η · w;  n ← n'
+    w ← 0 if |z| ≤ λ₁, else (sign(z) λ₁ - z) / (n'ᵖ/η + 2 λ₂)
+    """
+
+    def __init__(
+        self,
+        learning_rate_power: float = -0.5,
+        initial_accumulator_value: float = 0.1,
+        l1_regularization_strength: float = 0.0,
+        l2_regularization_strength: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.power, self.first = -learning_rate_power, initial_accumulator_value
+        self.l1, self.l2 = l1_regularization_strength, l2_regularization_strength
+
+    def start(self, w: Array) -> None:
+        self.n = np.full_like(w, self.first)
+        self.z = np.zeros_like(w)
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        n = self.n + g**2
+        self.z = self.z + g - (n**self.power - self.n**self.power) / learning_rate * w
+        self.n = n
+        pull = np.sign(self.z) * self.l1 - self.z
+        return np.where(
+            np.abs(self.z) <= self.l1, 0.0, pull / (n**self.power / learning_rate + 2 * self.l2)
+        )
+
+
+def norm(*arrays: Array) -> float:
+    """The length of all values together."""
+    return float(np.sqrt(sum(np.sum(np.square(a, dtype="float64")) for a in arrays)))
+
+
+def decayed(
+    w: Array,
+    learning_rate: float,
+    weight_decay: float,
+    anchor: Array | float = 0.0,
+    mask: Array | float = 1.0,
+) -> Array:
+    """w - η λ mask (w - anchor)."""
+    w = np.asarray(w, "float64")
+    return w - learning_rate * weight_decay * mask * (w - anchor)

@@ -204,9 +204,9 @@ def _variable_info(variable: Any, places: list[_Place], trainable: bool) -> Vari
 
 
 @lru_cache(maxsize=1024)
-def _variable_names(names: _Names) -> list[str]:
+def _variable_names(names: _Names) -> _Names:
     """Names of the variables of one owner; Keras calls those without a name `variable`, `_n`."""
-    return number_siblings(names, automatic_bases(names, [{"variable"}] * len(names)))
+    return tuple(number_siblings(names, automatic_bases(names, [{"variable"}] * len(names))))
 
 
 def _untaken(path: str, taken: set[str]) -> str:
@@ -245,9 +245,9 @@ def _renamed(
     ]
 
 
-def _tell_apart(paths: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _tell_apart(paths: list[_Names]) -> list[_Names]:
     """Numbers the owners (or the variables, if they have none) of paths that are equal."""
-    occurrences: dict[tuple[str, ...], int] = {}
+    occurrences: dict[_Names, int] = {}
     order = []
     for path in paths:
         occurrences[path] = occurrences.get(path, 0) + 1

@@ -262,7 +262,16 @@ def serialize_rule(rule: Rule | None) -> Any:
         saved["config"] = keras.saving.serialize_keras_object(config)
     if isinstance(rule.target, str):
         return {"name": rule.target, **saved}
-    return {"class": keras.saving.serialize_keras_object(rule.target), **saved}
+    name = rule.target.__name__.lower()
+    if rule_names().get(name) is rule.target:
+        return {"name": name, **saved}
+    # Keras serialises optimizers, not their classes.
+    example = (
+        rule.target(learning_rate=0.0, **rule.arguments)
+        if rule.config is None
+        else rule.target.from_config({**rule.config, "learning_rate": 0.0})
+    )
+    return {"example": keras.saving.serialize_keras_object(example), **saved}
 
 
 def deserialize_rule(config: Any) -> Rule | None:
@@ -275,4 +284,4 @@ def deserialize_rule(config: Any) -> Rule | None:
         full = keras.saving.deserialize_keras_object(full)
     if "name" in config:
         return Rule(config["name"], arguments, full)
-    return Rule(keras.saving.deserialize_keras_object(config["class"]), arguments, full)
+    return Rule(type(keras.saving.deserialize_keras_object(config["example"])), arguments, full)

@@ -102,8 +102,24 @@ def compiled(kind: str = "nested", *, seed: int = 1, bound: bool = True, **chang
     return model
 
 
-def train(model: keras.Model, steps: int = 3) -> keras.Model:
+def fit(model: keras.Model, steps: int = 3) -> keras.Model:
     model.fit(X, Y, batch_size=len(X), epochs=steps, shuffle=False, verbose=0)
+    return model
+
+
+def train(model: keras.Model, steps: int = 3) -> keras.Model:
+    """Steps with gradients that depend on the step alone, without compiling anything."""
+    variables = model.trainable_variables
+    for _ in range(steps):
+        numbers = np.random.default_rng(int(model.optimizer.iterations.numpy()))
+        gradients = [numbers.normal(size=v.shape) * 0.1 for v in variables]
+        model.optimizer.apply(
+            [
+                keras.ops.convert_to_tensor(gradient, dtype=variable.dtype)
+                for gradient, variable in zip(gradients, variables, strict=True)
+            ],
+            variables,
+        )
     return model
 
 

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import pytest
 import saving_models
-from saving_models import MODELS, X, Y, assert_equal, compiled, groups, state, train
+from saving_models import MODELS, X, Y, assert_equal, compiled, fit, groups, state, train
 
 import keras_groupopt as kgo
 
@@ -27,32 +27,32 @@ CosineDecay = keras.optimizers.schedules.CosineDecay
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_keras_file_goes_on_bit_for_bit(kind, tmp_path):
-    model = train(compiled(kind))
+    model = fit(compiled(kind))
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert_equal(loaded, model)
-    assert_equal(train(loaded, 1), train(model, 1))
+    assert_equal(fit(loaded, 1), fit(model, 1))
     assert int(loaded.optimizer.iterations.numpy()) == 4
 
 
 @pytest.mark.parametrize("built", [True, False], ids=["built", "not built"])
 @pytest.mark.parametrize("kind", ["nested", "subclassed"])
 def test_a_weights_file_goes_on_bit_for_bit(kind, built, tmp_path):
-    model = train(compiled(kind))
+    model = fit(compiled(kind))
     model.save_weights(tmp_path / "model.weights.h5")
     loaded = compiled(kind, seed=2)
     if built:
         loaded.optimizer.build(loaded.trainable_variables)
     loaded.load_weights(tmp_path / "model.weights.h5")
     assert int(loaded.optimizer.iterations.numpy()) == 3
-    assert_equal(train(loaded, 1), train(model, 1))
+    assert_equal(fit(loaded, 1), fit(model, 1))
 
 
 def test_another_process_goes_on_bit_for_bit_under_shifted_names(new_process, tmp_path):
-    model = train(compiled("sequential"))
+    model = fit(compiled("sequential"))
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
-    train(model, 1)
+    fit(model, 1)
     program = """
 import keras, numpy as np
 import saving_models
@@ -62,7 +62,7 @@ model = keras.saving.load_model("model.keras")
 again = saving_models.compiled("sequential", seed=2)
 again.load_weights("model.weights.h5")
 for name, one in (("keras", model), ("weights", again)):
-    np.savez(name, *saving_models.state(saving_models.train(one, 1)))
+    np.savez(name, *saving_models.state(saving_models.fit(one, 1)))
 """
     new_process(program, env={"PYTHONPATH": f"{TESTS.parent}:{TESTS}"})
     for name in ("keras", "weights"):
@@ -345,9 +345,9 @@ def test_a_step_does_not_go_on_where_loaded_state_was_refused():
     model.optimizer.load_own_variables(store)
     for _ in range(2):
         with pytest.raises(ValueError, match="Nothing was loaded"):
-            train(model, 1)
+            fit(model, 1)
     model.compile(optimizer=saving_models.optimizer(model, three_groups()), loss="mse")
-    train(model, 1)
+    fit(model, 1)
 
 
 def test_groups_in_another_order_give_the_same_numbers():

@@ -271,6 +271,7 @@ def serialize_rule(rule: Rule | None) -> Any:
         if rule.config is None
         else rule.target.from_config({**rule.config, "learning_rate": 0.0})
     )
+    example.name = name
     return {"example": keras.saving.serialize_keras_object(example), **saved}
 
 

@@ -84,6 +84,8 @@ def read_manifest(store: Any) -> dict[str, Any]:
         ) from error
     try:
         manifest = json.loads(text)
+        if not isinstance(manifest, dict):
+            raise ValueError(f"it is of type {type(manifest).__name__}")
     except ValueError as error:
         raise ValueError(f"The manifest of the optimizer state is damaged: {error}.") from error
     if manifest.get("format") != FORMAT:

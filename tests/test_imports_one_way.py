@@ -15,20 +15,33 @@ BACKENDS = ("tensorflow", "jax", "torch")
 # From the bottom up. A part may import parts of the rows above it in this table, and of its own
 # row; `ALONE` import nothing of ours at all.
 ROWS = (
-    ("variable_info", "views", "_compat"),
+    ("variable_info", "views", "arguments", "naming", "_compat"),
     ("selectors",),
     ("groups",),
     ("plan",),
+    ("resolve",),
     ("walk",),
     ("rules", "schedules"),
-    ("hyperparameters", "decay", "clipping", "accumulation", "averaging", "sharpness", "kernels"),
+    ("slots", "hyperparameters", "decay", "clipping", "kernels"),
+    ("memory", "anchors"),
+    ("parts",),
+    ("step", "declaration", "config"),
     ("state",),
     ("grouped_optimizer",),
     ("training", "callbacks", "recipes"),
     ("__init__",),
 )
-ALONE = ("variable_info", "views", "_compat")
-PURE = ("variable_info", "selectors", "groups", "plan", "views")
+ALONE = ("variable_info", "views", "arguments", "naming", "_compat")
+PURE = (
+    "variable_info",
+    "views",
+    "arguments",
+    "naming",
+    "selectors",
+    "groups",
+    "plan",
+    "resolve",
+)
 ROW_OF = {part: row for row, parts in enumerate(ROWS) for part in parts}
 
 SOURCES = sorted((REPOSITORY / PACKAGE).rglob("*.py"))

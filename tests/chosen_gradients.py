@@ -84,3 +84,22 @@ def weights(model: keras.Model) -> dict[str, np.ndarray]:
 def groups_of(optimizer: kgo.GroupedOptimizer) -> dict[str, list[str]]:
     """The layer paths in each group of the plan."""
     return {group.name: [v.path for v in group.variables] for group in optimizer.plan.groups}
+
+
+def ones_model() -> keras.Model:
+    """A Dense layer and a normalization whose weights are all 1, except beta, which is 0."""
+    return keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(2, name="head", kernel_initializer="ones", bias_initializer="ones"),
+            keras.layers.LayerNormalization(name="ln_final"),
+        ]
+    )
+
+
+def fit_ones(model: keras.Model, optimizer: Any, steps: int = 1) -> dict[str, np.ndarray]:
+    """Compiles it, fits it with gradients that are zero, and returns its weights by layer path."""
+    model.compile(optimizer=optimizer, loss=no_gradient)
+    x, y = np.ones((steps, 3), "float32"), np.zeros((steps, 2), "float32")
+    model.fit(x, y, batch_size=1, verbose=0)
+    return weights(model)

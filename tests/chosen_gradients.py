@@ -103,3 +103,23 @@ def fit_ones(model: keras.Model, optimizer: Any, steps: int = 1) -> dict[str, np
     x, y = np.ones((steps, 3), "float32"), np.zeros((steps, 2), "float32")
     model.fit(x, y, batch_size=1, verbose=0)
     return weights(model)
+
+
+class UnusedHead(keras.Model):
+    """Two scalar weights, of which the output uses only the first."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        super().__init__()
+        options = {
+            "use_bias": False,
+            "kernel_initializer": keras.initializers.Constant(start),
+        }
+        self.used = keras.layers.Dense(1, name="used", **options)
+        self.unused = keras.layers.Dense(1, name="unused", **options)
+
+    def build(self, shape: Any) -> None:
+        self.used.build(shape)
+        self.unused.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return self.used(x)

@@ -36,6 +36,8 @@ def can_run_eagerly() -> bool:
 def _tensorflow(optimizer: Any, model: Any, gradients: Any, eager: bool) -> Any:
     import tensorflow as tf
 
+    # It takes one step per contender for one function that is traced again and again.
+    tf.get_logger().setLevel("ERROR")
     variables = model.trainable_variables
     values = [tf.constant(gradient) for gradient in gradients]
 
@@ -81,7 +83,9 @@ def _torch(optimizer: Any, model: Any, gradients: Any, eager: bool) -> Any:
     import torch
 
     variables = model.trainable_variables
-    received = [torch.as_tensor(g, device=v.value.device) for g, v in zip(gradients, variables)]
+    received = [
+        torch.as_tensor(g, device=v.value.device) for g, v in zip(gradients, variables, strict=True)
+    ]
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
 
     def step() -> None:

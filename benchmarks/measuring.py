@@ -29,11 +29,11 @@ def in_turn(
 
     Returns:
         By name, the `"wall"` and `"cpu"` milliseconds of each round. CPU time is that of all
-        threads, and hardly grows when other programs share the cores.
+        threads, and grows little when other programs share the cores.
     """
     order = random.Random(seed)
     names = list(steps)
-    times = {name: {"wall": [], "cpu": []} for name in names}
+    times: dict[str, dict[str, list[float]]] = {name: {"wall": [], "cpu": []} for name in names}
     gc.collect()
     gc.disable()
     try:
@@ -49,24 +49,53 @@ def in_turn(
     return times
 
 
-def spread(values: Sequence[float], digits: int = 3) -> dict[str, float]:
-    """Returns the median, the quartiles and the smallest of `values`."""
-    low, middle, high = (
-        statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * [values[0]]
-    )
-    found = {"median": middle, "quartile_1": low, "quartile_3": high, "minimum": min(values)}
-    return {name: round(value, digits) for name, value in found.items()}
+def spread(builds: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Returns the median, the quartiles and the smallest of all rounds of all builds."""
+    values = [value for rounds in builds for value in rounds]
+    low, middle, high = _quartiles(values)
+    return {
+        "median": round(middle, 3),
+        "quartile_1": round(low, 3),
+        "quartile_3": round(high, 3),
+        "minimum": round(min(values), 3),
+    }
 
 
-def ratio(values: Sequence[float], peers: Sequence[float]) -> dict[str, float]:
-    """Returns the spread of `value / peer` over rounds, and the ratio of the smallest two.
+def ratio(builds: Sequence[Sequence[float]], peers: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Returns how many times as long one step takes as another.
 
-    The two of a round were measured moments apart, so a busy machine cancels out.
+    The two of a round were measured moments apart, so a busy machine cancels out; what a build
+    got of memory does not, and is averaged.
+
+    Args:
+        builds: The times of the rounds of each build.
+        peers: Those of the other step, of the same builds.
+
+    Returns:
+        `"ratio"`, the geometric mean over builds of the median of `value / peer` over rounds;
+        `"of_builds"`, those medians; `"quartile_1"` and `"quartile_3"` of all rounds;
+        `"of_minima"`, the ratio of the smallest times.
     """
-    each_round = [value / peer for value, peer in zip(values, peers, strict=True)]
-    found = spread(each_round)
-    del found["minimum"]
-    return {**found, "of_minima": round(min(values) / min(peers), 3)}
+    rounds = [
+        [value / other for value, other in zip(values, others, strict=True)]
+        for values, others in zip(builds, peers, strict=True)
+    ]
+    medians = [statistics.median(ratios) for ratios in rounds]
+    low, _, high = _quartiles([value for ratios in rounds for value in ratios])
+    of_minima = min(min(values) for values in builds) / min(min(others) for others in peers)
+    return {
+        "ratio": round(statistics.geometric_mean(medians), 3),
+        "of_builds": [round(median, 3) for median in medians],
+        "quartile_1": round(low, 3),
+        "quartile_3": round(high, 3),
+        "of_minima": round(of_minima, 3),
+    }
+
+
+def _quartiles(values: Sequence[float]) -> list[float]:
+    if len(values) == 1:
+        return 3 * [values[0]]
+    return statistics.quantiles(values, n=4, method="inclusive")
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -116,7 +116,9 @@ def test_scale_multiplies_in_the_dtype_of_each_gradient(described):
     actual = kernels.scale(gradients, scalar(FACTOR))
     assert dtypes(actual) == [dtype for _, dtype in described]
     assert_within([value * FACTOR for value in before], actual, described, 2)
-    assert_within([double(v) for v in generic.scale(gradients, scalar(FACTOR))], actual, described, 2)
+    assert_within(
+        [double(v) for v in generic.scale(gradients, scalar(FACTOR))], actual, described, 2
+    )
     # The caller's gradients stay.
     for value, gradient in zip(before, gradients, strict=True):
         np.testing.assert_array_equal(value, double(gradient))

@@ -14,7 +14,9 @@ __all__ = [
     "has_decay_exclusion",
     "layer_class_names",
     "layer_classes",
+    "numpy_of",
     "own_variables",
+    "track_all_state",
 ]
 
 
@@ -63,6 +65,14 @@ def layer_classes() -> Iterator[type[Any]]:
             yield cls
 
 
+def numpy_of(variable: Any) -> np.ndarray:
+    """Returns the value of a variable or tensor as an array.
+
+    `Variable.__array__` lacks an argument that NumPy 2 asks for, and NumPy warns; tensors have it.
+    """
+    return np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable)))
+
+
 def declared_learning_rate(optimizer: Any) -> Any:
     """Returns the rate an optimizer was made with: a float, a schedule or a function.
 
@@ -71,7 +81,7 @@ def declared_learning_rate(optimizer: Any) -> Any:
     rate = optimizer._learning_rate
     if isinstance(rate, keras.Variable):
         # The shortest decimal that rounds to the float32 value: 0.1 rather than 0.10000000149.
-        return float(str(np.float32(keras.ops.convert_to_numpy(rate))))
+        return float(str(np.float32(numpy_of(rate))))
     return rate
 
 
@@ -81,3 +91,17 @@ def has_decay_exclusion(optimizer: Any) -> bool:
         getattr(optimizer, "_exclude_from_weight_decay", None)
         or getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     )
+
+
+def track_all_state(optimizer: Any) -> None:
+    """Makes sure that every variable an optimizer keeps is among its `variables`.
+
+    Keras builds the optimizer inside a `LossScaleOptimizer` with tracking switched off, and then
+    misses what is set as an attribute, such as the running product of Nadam.
+    """
+    known = {id(variable) for variable in (*optimizer.variables, *optimizer._trainable_variables)}
+    for value in list(vars(optimizer).values()):
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, keras.Variable) and id(item) not in known:
+                known.add(id(item))
+                optimizer._track_variable(item)

@@ -7,10 +7,9 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
-from keras_groupopt import selectors
+from keras_groupopt import _compat, selectors
 from keras_groupopt.declaration import Declaration
 from keras_groupopt.groups import Anchor, Group
 from keras_groupopt.hyperparameters import (
@@ -22,7 +21,7 @@ from keras_groupopt.hyperparameters import (
 )
 from keras_groupopt.parts import Parts
 from keras_groupopt.plan import Defaults, Plan
-from keras_groupopt.rules.registry import deserialize_rule, serialize_rule
+from keras_groupopt.rules.serialization import deserialize_rule, serialize_rule
 from keras_groupopt.selectors import Selector
 
 _logger = logging.getLogger(__name__)
@@ -40,8 +39,9 @@ def to_config(optimizer: Any, declaration: Declaration, parts: Parts | None) -> 
         ValueError: If a function in the declaration is not registered with Keras.
     """
     defaults = declaration.defaults
-    catalog = declaration.catalog
     records, provisional = _records(optimizer, declaration, parts)
+    # Known once there are records: a plan was resolved.
+    catalog = declaration.catalog
     return {
         "name": optimizer.name,
         "groups": [_group_config(group, catalog) for group in declaration.groups],
@@ -96,7 +96,7 @@ def _current(optimizer: Any, declaration: Declaration, parts: Parts | None) -> d
 
 
 def _present(variable: Any) -> float:
-    return float(keras.ops.convert_to_numpy(variable))
+    return float(_compat.numpy_of(variable))
 
 
 def from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -177,17 +177,18 @@ def _selector_from_config(config: Any) -> Any:
 def declared_scalars(plan: Plan) -> dict[str, Any]:
     """Returns what was declared for each scalar that state holds, by the state's key."""
     defaults = plan.defaults
-    declared = {"@learning_rate": _declared(defaults.learning_rate)}
+    declared = {"@learning_rate": declared_as(defaults.learning_rate)}
     for planned in plan.groups:
         group = planned.group
         if not group.frozen:
-            declared[f"@learning_rate_ratio/{group.name}"] = _declared(group.learning_rate_ratio)
+            declared[f"@learning_rate_ratio/{group.name}"] = declared_as(group.learning_rate_ratio)
             if group.weight_decay is not None:
-                declared[f"@weight_decay/{group.name}"] = _declared(group.weight_decay)
+                declared[f"@weight_decay/{group.name}"] = declared_as(group.weight_decay)
     return declared
 
 
-def _declared(value: Any) -> Any:
+def declared_as(value: Any) -> Any:
+    """Returns what a manifest says of a declared scalar: a number, a config or a name."""
     if isinstance(value, (int, float)):
         return float(value)
     try:

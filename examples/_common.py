@@ -139,17 +139,16 @@ def report(task: Task, results: Sequence[Result], options: argparse.Namespace) -
 
 def result_table(results: Sequence[Result]) -> Table:
     """Return the test accuracies of all methods side by side."""
-    seeds = sorted({result["seed"] for result in results})
-    table = Table(title="accuracy on the test images")
-    table.add_column("method")
-    for seed in seeds:
-        table.add_column(f"seed {seed}", justify="right")
-    table.add_column("mean ± deviation", justify="right", style="bold")
     accuracies = accuracies_by_method(results)
+    settings = {result["method"]: describe(result["setting"]) for result in results}
+    caption = "\n".join(f"{method}: {setting}" for method, setting in settings.items())
+    table = Table(title="accuracy on the test images", caption=caption)
+    table.add_column("seed", no_wrap=True)
+    for seed in range(len(results) // len(accuracies)):
+        table.add_column(str(seed), justify="right")
+    table.add_column("mean ± deviation", justify="right", style="bold", no_wrap=True)
     for method, values in accuracies.items():
-        setting = next(r["setting"] for r in results if r["method"] == method)
-        name = f"{method}\n[dim]{describe(setting)}[/]"
-        table.add_row(name, *(f"{value:.3f}" for value in values), spread(values))
+        table.add_row(method, *(f"{value:.3f}" for value in values), spread(values))
     (first, *_, last) = accuracies.values()
     gains = np.subtract(last, first)
     table.add_section()

@@ -39,7 +39,7 @@ def build_model() -> keras.Model:
 def grouped(
     model: keras.Model, steps: int, learning_rate: float, ratio: float, decay: float
 ) -> keras.optimizers.Optimizer:
-    """Train the backbone at `ratio` times the rate, its kernels pulled toward the pretrained ones."""
+    """Train the backbone at `ratio` times the rate, pulled toward its pretrained kernels."""
     return kgo.GroupedOptimizer(
         groups=[
             kgo.Group(

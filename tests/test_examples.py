@@ -79,7 +79,7 @@ def test_the_demo_logs_the_rate_of_each_group_and_pulls_the_backbone_back(whole)
     _, runs = whole
     (grouped,) = (r for r in results(runs).values() if r["method"] == "grouped")
     start_row, *rows = grouped["history"]
-    assert 10 == len(rows)
+    assert len(rows) == 10
     for row in (start_row, *rows):
         ratio = grouped["setting"]["ratio"]
         assert row["learning_rate_backbone"] == pytest.approx(ratio * row["learning_rate_head"])
@@ -115,8 +115,8 @@ def test_settings_are_chosen_on_a_third_of_the_training_images(monkeypatch):
     labels = np.repeat(np.arange(10), 30)
     (rest, rest_labels), (held_out, held_out_labels) = hold_out((np.arange(300), labels))
     assert sorted([*rest, *held_out]) == list(range(300))
-    assert [20] * 10 == np.bincount(rest_labels).tolist()
-    assert [10] * 10 == np.bincount(held_out_labels).tolist()
+    assert np.bincount(rest_labels).tolist() == [20] * 10
+    assert np.bincount(held_out_labels).tolist() == [10] * 10
 
 
 def test_the_setting_with_the_lowest_validation_loss_is_chosen(monkeypatch):
@@ -129,8 +129,8 @@ def test_the_setting_with_the_lowest_validation_loss_is_chosen(monkeypatch):
     loss = {1.0: 0.3, 2.0: 0.2, 3.0: 0.4, 4.0: 0.1}
 
     def train(run: Any) -> dict[str, Any]:
-        assert 20 == len(run.train[0])
-        assert 10 == len(run.evaluate[0])
+        assert len(run.train[0]) == 20
+        assert len(run.evaluate[0]) == 10
         return {"setting": run.setting, "accuracy": 0.5, "loss": loss[run.setting["rate"]]}
 
-    assert {"rate": 2.0} == choose(task, method, tries=3, train=train)
+    assert choose(task, method, tries=3, train=train) == {"rate": 2.0}

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 __all__ = ["LayerInfo", "VariableCatalog", "VariableInfo"]
+
+# What Keras calls variables that are given no name.
+_AUTOMATIC_VARIABLE = re.compile(r"variable(_\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +92,10 @@ class VariableInfo:
 
     @property
     def keras_path_is_stable(self) -> bool:
-        """Whether no layer name in `keras_path` is an automatic one, numbered per process."""
+        """Whether no name in `keras_path` is an automatic one, numbered per process."""
         automatic = {layer.raw_name for layer in self.layers if layer.automatic}
-        return automatic.isdisjoint(self.keras_path.split("/"))
+        *above, name = self.keras_path.split("/")
+        return automatic.isdisjoint(above) and not _AUTOMATIC_VARIABLE.fullmatch(name)
 
 
 @dataclass(frozen=True, eq=False)

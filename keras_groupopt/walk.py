@@ -36,7 +36,7 @@ def describe_model(model: keras.Layer) -> VariableCatalog:
     the way down; its other places are aliases, as is `variable.path`.
 
     Args:
-        model: A Keras model (or layer) that is built. Layers in it that are not built yet have no
+        model: A Keras model (or layer) that is built. Layers in it that were never built have no
             variables; their paths are kept in `unbuilt_layers`.
 
     Returns:
@@ -44,7 +44,7 @@ def describe_model(model: keras.Layer) -> VariableCatalog:
 
     Raises:
         TypeError: If `model` is not a Keras model or layer.
-        ValueError: If `model` is not built.
+        ValueError: If `model` is not built and layers in it are not either.
 
     Example:
     >>> import keras
@@ -58,15 +58,17 @@ def describe_model(model: keras.Layer) -> VariableCatalog:
             "`model` must be a Keras model or layer. "
             f"Received: model={model!r} (of type {type(model).__name__})."
         )
-    if not model.built:
+    walk = _Walk()
+    walk.enter(model, "", ())
+    # A model may be used by its parts alone and never say that it is built.
+    if not model.built and (walk.unbuilt or not walk.places):
+        missing = ", ".join(map(repr, walk.unbuilt[:5])) or "any layer"
         raise ValueError(
             "`model` must be built before its variables can be named. "
-            f"Received: model named {model.name!r}, which has no input shape yet. "
+            f"Received: model named {model.name!r}, without variables for {missing}. "
             "Call `model.build(input_shape)`, call it once on a batch, or start it with "
             "`keras.Input`."
         )
-    walk = _Walk()
-    walk.enter(model, "", ())
     weights = {id(variable): variable for variable in model.weights}
     trainable = {id(variable): variable for variable in model.trainable_variables}
     variables = {**weights, **trainable}

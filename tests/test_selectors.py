@@ -109,6 +109,7 @@ OTHERS = [
     (everything(), ALL),
     (layer("head"), ["head/kernel", "head/bias"]),
     (layer("net/norm"), ["net/norm/gamma", "net/norm/moving_mean"]),
+    (layer("head", "norm"), [*ALL[4:6], *ALL[6:]]),
     (layer("norm"), ["net/norm/gamma", "net/norm/moving_mean"]),
     (layer_type("Dense"), ["head/kernel", "head/bias"]),
     (layer_type("BaseConv"), ["net/conv_1/kernel", "net/conv_1/bias", "net/conv_2/kernel"]),
@@ -200,7 +201,7 @@ WIDE = catalog(
 CONFIGS = [
     (path("head"), {"selector": "path", "pattern": "head"}),
     (regex("head.*"), {"selector": "regex", "pattern": "head.*"}),
-    (layer("head"), {"selector": "layer", "layer": "head"}),
+    (layer("head"), {"selector": "layer", "layers": ["head"]}),
     (layer_type("Dense"), {"selector": "layer_type", "names": ["Dense"]}),
     (variable_name("bias"), {"selector": "variable_name", "names": ["bias"]}),
     (rank(2), {"selector": "rank", "rank": 2}),
@@ -347,6 +348,7 @@ BAD_ARGUMENTS = [
     (lambda: variables(3), TypeError, "Keras variables or their exact layer paths.*type int"),
     (lambda: layer(3), TypeError, "`layer` must be a Keras layer, or the name.*type int"),
     (lambda: layer(FakeLayer), TypeError, "`layer` must be a Keras layer"),
+    (lambda: layer(), ValueError, "at least one layer"),
     (lambda: layer(""), ValueError, "`layer` must not be empty"),
     (lambda: where("head"), TypeError, "`function` must take a VariableInfo.*type str"),
     (lambda: where(path("head")), TypeError, "`function` must take a VariableInfo"),
@@ -358,6 +360,8 @@ BAD_ARGUMENTS = [
     (lambda: as_selector(FakeVariable("a")), TypeError, r"use `variables\(v, ...\)`"),
     (lambda: path("head") | 3, TypeError, "must be a layer path.*type int"),
     (lambda: Selector.from_config({"selector": "paths"}), ValueError, "'selector' that is one of"),
+    (lambda: Selector.from_config({"selector": "path"}), ValueError, "what `get_config` returned"),
+    (lambda: Selector.from_config({"selector": "or"}), ValueError, "what `get_config` returned"),
     (lambda: Selector.from_config("head"), ValueError, "'selector' that is one of"),
 ]
 
@@ -401,16 +405,29 @@ def test_a_layer_held_as_an_object_is_written_only_with_a_catalog():
 def test_a_layer_that_is_no_layer_of_the_model_is_written_as_its_variables():
     kernel, bias = FakeVariable("a/kernel"), FakeVariable("a/bias")
     config = layer(FakeLayer("view", bias)).get_config(holding(kernel, bias))
-    assert config == {"selector": "layer", "paths": ["a/bias"]}
+    assert config == {"selector": "layer", "layers": [], "variables": ["a/bias"]}
     assert chosen(Selector.from_config(config), holding(kernel, bias)) == ["a/bias"]
 
 
 def test_a_layer_of_another_model_or_without_weights_is_an_error():
     among = holding(FakeVariable("a/kernel"))
-    with pytest.raises(ValueError, match="weights are not in this model"):
+    with pytest.raises(ValueError, match=r"layer='a', which has none of its 1.*Was it copied"):
         layer(FakeLayer("a", FakeVariable("a/kernel"))).resolve(among)
-    with pytest.raises(ValueError, match="has no weights: build it first"):
+    with pytest.raises(ValueError, match=r"layer='a', which has none.*It has no weights: build it"):
         layer(FakeLayer("a")).resolve(among)
+
+
+def test_of_several_layers_some_may_never_have_weights():
+    kernel = FakeVariable("a/kernel")
+    flatten, dense = FakeLayer("flatten"), FakeLayer("dense", kernel)
+    selector = as_selector([flatten, dense, flatten])
+    assert selector.describe() == 'layer("flatten", "dense", "flatten")'
+    assert chosen(selector, holding(kernel)) == ["a/kernel"]
+    with pytest.raises(ValueError, match="must match at least one variable"):
+        as_selector([flatten, flatten]).resolve(holding(kernel))
+    flatten.built = False
+    with pytest.raises(ValueError, match=r"layer='flatten'.*build it first"):
+        selector.resolve(holding(kernel))
 
 
 def test_lists_of_layers_and_paths_mean_any_of_them():

@@ -106,7 +106,8 @@ def test_a_layer_and_its_path_choose_the_same_variables(case):
             config = selectors.layer(layer).get_config(catalog)
             again = selectors.Selector.from_config(config)
             assert again.resolve(catalog) == selectors.layer(layer).resolve(catalog)
-            assert selectors.path(config["layer"]).resolve(catalog) == again.resolve(catalog)
+            (layer_path,) = config["layers"]
+            assert selectors.path(layer_path).resolve(catalog) == again.resolve(catalog)
 
 
 def test_describing_changes_nothing_and_uses_up_no_name():
@@ -162,10 +163,63 @@ def test_the_classes_of_a_layer_are_named_up_to_keras_layer():
     assert nested.class_names == ("Functional", "Model")
 
 
-def test_a_model_without_a_name_for_its_inputs_asks_to_be_built():
-    model = keras.Sequential([layers.Dense(2)], name="net")
-    with pytest.raises(ValueError, match=r"`model` must be built .*'net'.*model\.build"):
+def test_a_model_that_is_not_built_asks_for_it():
+    model = keras.Sequential([layers.Dense(2), layers.Dense(3, name="head")], name="net")
+    with pytest.raises(
+        ValueError, match=r"`model` must .*'net'.*for 'dense', 'head'. Call `model\.b"
+    ):
         describe_model(model)
+
+
+def test_a_model_of_built_layers_that_was_never_called_is_described():
+    model = path_cases.Classifier()
+    with pytest.raises(ValueError, match="without variables for 'head'"):
+        describe_model(model)
+    model.head.build((None, 3))
+    assert not model.built
+    assert describe_model(model).paths[:3] == ("head/kernel", "head/bias", "backbone/stem/kernel")
+
+
+def test_the_model_itself_means_everything_in_it():
+    model = path_cases.functional_in_sequential()
+    catalog = describe_model(model)
+    selector = selectors.layer(model)
+    assert selector.resolve(catalog) == catalog.everything
+    again = selectors.Selector.from_config(selector.get_config(catalog))
+    assert again == selectors.everything()
+
+
+def test_a_list_of_layers_covers_the_layers_nested_in_them():
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(4, name="first"),
+            path_cases.backbone("backbone"),
+            layers.ReLU(),
+            layers.Dense(2, name="head"),
+        ]
+    )
+    catalog = describe_model(model)
+    first = selectors.as_selector(model.layers[0]).resolve(catalog)
+    others = selectors.as_selector(model.layers[1:])
+    assert first.isdisjoint(others.resolve(catalog))
+    assert first | others.resolve(catalog) == catalog.everything
+    config = others.get_config(catalog)
+    assert config == {"selector": "layer", "layers": ["backbone", "head"]}
+
+
+@pytest.mark.backends("torch", reason="wraps torch modules")
+def test_the_parameters_of_a_torch_module_are_numbered(backend):
+    import torch
+
+    keras.Variable(0.0)
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.TorchModuleWrapper(torch.nn.Linear(4, 2))]
+    )
+    catalog = describe_model(model)
+    assert catalog.paths == ("torch_module_wrapper/variable", "torch_module_wrapper/variable_1")
+    with pytest.warns(UserWarning, match="'variable_2'.*'torch_module_wrapper/variable_1'"):
+        selectors.path("variable_2").resolve(catalog)
 
 
 def test_a_layer_that_is_not_built_is_named_when_it_is_asked_for():

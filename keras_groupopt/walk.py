@@ -97,6 +97,9 @@ def describe_variables(variables: Iterable[keras.Variable]) -> VariableCatalog:
     Returns:
         A provisional catalog, in the same order.
 
+    Raises:
+        TypeError: If one is no variable.
+
     Example:
     >>> import keras
     >>> layer = keras.layers.Dense(2, name="head")
@@ -105,7 +108,7 @@ def describe_variables(variables: Iterable[keras.Variable]) -> VariableCatalog:
     ('head/kernel', 'head/bias')
     """
     variables = list(variables)
-    raw_paths = [tuple(str(variable.path).split("/")) for variable in variables]
+    raw_paths = [tuple(_keras_path(variable).split("/")) for variable in variables]
     levels = _levels_below(raw_paths)
     infos = []
     taken: set[str] = set()
@@ -186,7 +189,8 @@ class _Walk:
 def _variable_info(variable: Any, places: list[_Place], trainable: bool) -> VariableInfo:
     first, *others = places
     paths = [place.path for place in places]
-    keras_path = "" if variable.path in paths else str(variable.path)
+    keras_path = _keras_path(variable)
+    keras_path = "" if keras_path in paths else keras_path
     aliases = [*paths[1:], keras_path] if keras_path else paths[1:]
     above = {layer.path: layer for place in others for layer in place.layers}
     for layer in first.layers:
@@ -203,6 +207,20 @@ def _variable_info(variable: Any, places: list[_Place], trainable: bool) -> Vari
         keras_path=keras_path,
         alias_layers=tuple(above.values()),
     )
+
+
+def _keras_path(variable: Any) -> str:
+    """Returns `variable.path`, or the name of a `tf.Variable`, which has no path."""
+    path = getattr(variable, "path", None)
+    if path is None and hasattr(variable, "assign") and isinstance(variable.name, str):
+        path = variable.name.partition(":")[0].strip("/")
+    if not isinstance(path, str):
+        raise TypeError(
+            "Variables must be Keras variables. Received: an object of type "
+            f"{type(variable).__module__}.{type(variable).__name__}. Use "
+            "`model.trainable_variables`, or make variables by `keras.Variable`."
+        )
+    return path
 
 
 @lru_cache(maxsize=1024)

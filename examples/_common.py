@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
+FOLDS = 2  # a setting is tried this often, each time on another third of the training images
 Result = dict[str, Any]
 console = Console(highlight=False)
 
@@ -62,7 +63,7 @@ def compare(task: Task, methods: Sequence[Method], options: argparse.Namespace) 
     tries = min(len(method.settings[: options.tries]) for method in methods)
     columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=console) as progress:
-        total = len(methods) * (options.seeds + (tries if tries > 1 else 0))
+        total = len(methods) * (options.seeds + (FOLDS * tries * (tries > 1)))
         bar = progress.add_task("all runs", total=total)
 
         def train(run: Run) -> Result:
@@ -91,26 +92,27 @@ def choose(
     """
     if tries == 1:
         return method.settings[0]
-    rest, held_out = hold_out(task.train)
-    results = [
-        train(Run(method, setting, 0, rest, held_out, "validation"))
-        for setting in method.settings[:tries]
-    ]
-    best = min(results, key=lambda result: result["loss"])
     table = Table("setting", "loss", "accuracy", title=f"{method.name} on the validation images")
-    for result in results:
-        style = "bold green" if result is best else ""
-        figures = f"{result['loss']:.3f}", f"{result['accuracy']:.3f}"
-        table.add_row(describe(result["setting"]), *figures, style=style)
+    losses = []
+    for setting in method.settings[:tries]:
+        results = [
+            train(Run(method, setting, fold, *hold_out(task.train, fold), "validation"))
+            for fold in range(FOLDS)
+        ]
+        loss, accuracy = (np.mean([r[key] for r in results]) for key in ("loss", "accuracy"))
+        table.add_row(describe(setting), f"{loss:.3f}", f"{accuracy:.3f}")
+        losses.append(loss)
+    best = int(np.argmin(losses))
+    table.rows[best].style = "bold green"
     console.print(table)
-    return best["setting"]
+    return method.settings[best]
 
 
-def hold_out(images: Images) -> tuple[Images, Images]:
+def hold_out(images: Images, fold: int) -> tuple[Images, Images]:
     """Return two thirds of the images of every class, and the other third."""
     x, y = images
     order = np.random.default_rng(0).permutation(len(x))
-    held_out = order[np.argsort(y[order], kind="stable")][::3]
+    held_out = order[np.argsort(y[order], kind="stable")][fold::3]
     rest = np.setdiff1d(order, held_out)
     return (x[rest], y[rest]), (x[held_out], y[held_out])
 

@@ -72,14 +72,16 @@ def grouped(
     )
 
 
-PLAIN = Method("plain", plain, tuple({"learning_rate": r} for r in (1e-3, 3e-4, 1e-4, 3e-3)))
+PLAIN = Method(
+    "plain", plain, ({"learning_rate": 3e-4}, {"learning_rate": 1e-3}, {"learning_rate": 1e-4})
+)
 GROUPED = Method(
     "grouped",
     grouped,
-    tuple(
-        {"learning_rate": rate, "ratio": ratio, "decay": 1.0}
-        for rate in (3e-3, 1e-3)
-        for ratio in (0.3, 0.1)
+    (
+        {"learning_rate": 1e-3, "ratio": 0.3, "decay": 1.0},
+        {"learning_rate": 3e-3, "ratio": 0.3, "decay": 1.0},
+        {"learning_rate": 3e-3, "ratio": 0.1, "decay": 1.0},
     ),
 )
 

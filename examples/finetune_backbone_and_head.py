@@ -58,14 +58,16 @@ def grouped(
     )
 
 
-PLAIN = Method("plain", plain, tuple({"learning_rate": r} for r in (3e-3, 1e-3, 5e-3, 1e-2)))
+PLAIN = Method(
+    "plain", plain, ({"learning_rate": 3e-3}, {"learning_rate": 1e-3}, {"learning_rate": 1e-2})
+)
 GROUPED = Method(
     "grouped",
     grouped,
-    tuple(
-        {"learning_rate": rate, "ratio": ratio, "decay": 10.0}
-        for rate in (1e-2, 5e-3)
-        for ratio in (0.3, 0.1)
+    (
+        {"learning_rate": 1e-2, "ratio": 0.3, "decay": 10.0},
+        {"learning_rate": 1e-2, "ratio": 0.1, "decay": 10.0},
+        {"learning_rate": 3e-3, "ratio": 0.3, "decay": 10.0},
     ),
 )
 

@@ -108,29 +108,32 @@ def test_a_demo_stopped_with_ctrl_c_goes_on_where_it_stopped(whole, tmp_path):
             assert row == pytest.approx(expected_row, rel=1e-4), name
 
 
-def test_settings_are_chosen_on_a_third_of_the_training_images(monkeypatch):
+@pytest.mark.parametrize("fold", [0, 1])
+def test_settings_are_tried_on_a_third_of_the_training_images(monkeypatch, fold):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     from _common import hold_out
 
     labels = np.repeat(np.arange(10), 30)
-    (rest, rest_labels), (held_out, held_out_labels) = hold_out((np.arange(300), labels))
+    (rest, rest_labels), (held_out, held_out_labels) = hold_out((np.arange(300), labels), fold)
     assert sorted([*rest, *held_out]) == list(range(300))
     assert np.bincount(rest_labels).tolist() == [20] * 10
     assert np.bincount(held_out_labels).tolist() == [10] * 10
 
 
-def test_the_setting_with_the_lowest_validation_loss_is_chosen(monkeypatch):
+def test_the_setting_with_the_lowest_mean_validation_loss_is_chosen(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     from _common import Method, Task, choose
 
-    images = np.zeros((30, 2)), np.arange(30) % 3
+    images = np.arange(30), np.arange(30) % 3
     task = Task("none", lambda: None, images, images, 3)
     method = Method("none", lambda: None, tuple({"rate": rate} for rate in (1.0, 2.0, 3.0, 4.0)))
-    loss = {1.0: 0.3, 2.0: 0.2, 3.0: 0.4, 4.0: 0.1}
+    loss = {1.0: (0.1, 0.5), 2.0: (0.2, 0.2), 3.0: (0.3, 0.3), 4.0: (0.1, 0.1)}
+    held_out = set()
 
     def train(run: Any) -> dict[str, Any]:
-        assert len(run.train[0]) == 20
-        assert len(run.evaluate[0]) == 10
-        return {"setting": run.setting, "accuracy": 0.5, "loss": loss[run.setting["rate"]]}
+        assert not set(run.train[0]) & set(run.evaluate[0])
+        held_out.add(tuple(run.evaluate[0]))
+        return {"accuracy": 0.5, "loss": loss[run.setting["rate"]][run.seed]}
 
     assert choose(task, method, tries=3, train=train) == {"rate": 2.0}
+    assert len(held_out) == 2

@@ -583,6 +583,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             )
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
+        for group in [] if self._parts is None else self._parts.groups:
+            group.anchors_unknown = False
 
     def save_own_variables(self, store: Any) -> None:
         """Writes all state, keyed by group, layer path and slot, with a manifest."""

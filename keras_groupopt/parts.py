@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import anchors, clipping, decay, slots
+from keras_groupopt import _compat, anchors, clipping, decay, slots
 from keras_groupopt.hyperparameters import Scalar
 from keras_groupopt.memory import bytes_of
 from keras_groupopt.plan import Plan, PlannedGroup
@@ -151,7 +151,7 @@ class GroupParts:
 
     def skip(self) -> None:
         """Counts a step in which the group had no gradient, so that groups stay in phase."""
-        self.rule.iterations.assign_add(1)
+        _compat.skip_step(self.rule)
 
     @property
     def rule_variables(self) -> list[Any]:
@@ -188,6 +188,7 @@ class Parts:
 
     def __init__(self, plan: Plan, optimizer: Any, variables: Sequence[Any], model: Any) -> None:
         self.plan = plan
+        self.variables = list(variables)
         self.groups = [
             GroupParts(
                 planned, plan, optimizer, [variables[v.position] for v in planned.variables], model

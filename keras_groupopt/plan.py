@@ -213,7 +213,7 @@ def with_state_bytes(plan: Plan, sizes: Mapping[int, int]) -> Plan:
 
 def without_decay(plan: Plan, positions: Iterable[int]) -> Plan:
     """Returns `plan` in which the variables at `positions` are not decayed."""
-    return _changed(plan, dict.fromkeys(positions, {"decayed": False, "anchored": False}))
+    return _changed(plan, {place: {"decayed": False, "anchored": False} for place in positions})
 
 
 def _changed(plan: Plan, changes: Mapping[int, Mapping[str, Any]]) -> Plan:

@@ -268,7 +268,7 @@ def test_a_config_survives_json_and_makes_the_same_optimizer(case: Case) -> None
     again = keras.optimizers.deserialize(serialized)
     assert keras.optimizers.serialize(again) == serialized
     if not case.config_is_whole:
-        with pytest.raises(ValueError, match="anchors of group .* are not known"):
+        with pytest.raises(ValueError, match=r"anchors of group .* are not known"):
             take_step(again, other, case.gradients(0))
         assert_same(weights_of(other), initial_weights())
         return
@@ -554,9 +554,10 @@ def test_weights_slots_and_anchors_keep_their_dtype(
         for step in range(2):
             take_step(plain, theirs, case.gradients(step))
         mine, expected = (
-            {p: w.astype("float32") for p, w in weights_of(each).items()} for each in (model, theirs)
+            {path: w.astype("float32") for path, w in weights_of(each).items()}
+            for each in (model, theirs)
         )
-        assert_close(mine, expected, 0.0 if case.exact else 4 * ROUNDING[dtype])
+        assert_close(mine, expected, 0.0 if case.exact else 16 * ROUNDING[dtype])
 
 
 @every_case
@@ -565,7 +566,8 @@ def test_float32_weights_have_float32_slots_and_anchors(
 ) -> None:
     state = saved(case).next_state
     assert {w.dtype.name for w in ten_steps(case)[-1].values()} == {"float32"}
-    assert {value.dtype.name for key, value in state.items() if "/" in key} <= {"float32"}
+    floats = [value for value in state.values() if np.issubdtype(value.dtype, np.floating)]
+    assert {value.dtype.name for value in floats} <= {"float32"}
     assert all(np.all(np.isfinite(value)) for value in state.values())
 
 
@@ -587,12 +589,10 @@ def test_what_has_no_gradient_rests_while_the_others_go_on_and_one_counter_count
     for number, given in enumerate(steps):
         before = weights_of(model)
         missing = [path for path, value in given.items() if value is None]
-        with (
-            pytest.warns(UserWarning, match=f"No gradient for {missing[0]}")
-            if missing
-            else warnings.catch_warnings()
-        ):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.filterwarnings("always", message="No gradient for")
             take_step(optimizer, model, given)
+        assert [", ".join(missing) in str(each.message) for each in said] == [True] * bool(missing)
         after = weights_of(model)
         assert_same({p: after[p] for p in missing}, {p: before[p] for p in missing})
         assert counters_of(optimizer) == {number + 1}
@@ -622,11 +622,11 @@ def test_variables_left_out_of_a_step_rest_and_the_counter_is_still_one(case: Ca
     for number, part in enumerate(["head", "backbone", "head"]):
         before = weights_of(model)
         take_step(optimizer, model, case.gradients(number), parts=[part])
-        resting = [path for path in PATHS if not path.startswith(part)]
         after = weights_of(model)
-        assert_same({p: after[p] for p in resting}, {p: before[p] for p in resting})
+        assert [p for p in PATHS if after[p].tobytes() != before[p].tobytes()] == [
+            p for p in PATHS if p.startswith(part)
+        ]
         assert counters_of(optimizer) == {number + 1}
-    assert_all_moved(weights_of(model))
 
 
 @every_rule

@@ -65,7 +65,8 @@ def _records(
     optimizer: Any, declaration: Declaration, parts: Parts | None
 ) -> tuple[list[dict[str, Any]] | None, bool]:
     if parts is not None:
-        return parts.plan.records, parts.plan.provisional
+        records = _in_model_order(parts, declaration.live_model(required=False))
+        return records, parts.plan.provisional
     if declaration.records is not None:
         return declaration.records, declaration.records_provisional
     model = declaration.live_model(required=False)
@@ -73,6 +74,20 @@ def _records(
         return None, False
     preview = optimizer.plan
     return preview.records, preview.provisional
+
+
+def _in_model_order(parts: Parts, model: Any) -> list[dict[str, Any]]:
+    """Returns the plan's records in the order in which a loaded model will give its variables.
+
+    Where the optimizer was built in another order, binding by order would mix up variables of
+    equal name and shape.
+    """
+    records = parts.plan.records
+    places = {} if model is None else {id(v): i for i, v in enumerate(model.trainable_variables)}
+    order = [places.get(id(variable)) for variable in parts.variables]
+    if None in order or len(places) != len(records):
+        return records
+    return [record for _, record in sorted(zip(order, records, strict=True), key=lambda x: x[0])]
 
 
 def _current(optimizer: Any, declaration: Declaration, parts: Parts | None) -> dict[str, Any]:

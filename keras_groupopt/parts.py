@@ -160,7 +160,7 @@ class GroupParts:
 
     def skip(self) -> None:
         """Counts a step in which the group had no gradient, so that groups stay in phase."""
-        self.rule.iterations.assign_add(1)
+        _compat.skip_step(self.rule)
 
     @property
     def rule_variables(self) -> list[Any]:
@@ -197,6 +197,7 @@ class Parts:
 
     def __init__(self, plan: Plan, optimizer: Any, variables: Sequence[Any], model: Any) -> None:
         self.plan = plan
+        self.variables = list(variables)
         self.groups = [
             GroupParts(
                 planned, plan, optimizer, [variables[v.position] for v in planned.variables], model

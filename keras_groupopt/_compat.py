@@ -15,6 +15,7 @@ __all__ = [
     "layer_class_names",
     "layer_classes",
     "own_variables",
+    "track_all_state",
 ]
 
 
@@ -81,3 +82,17 @@ def has_decay_exclusion(optimizer: Any) -> bool:
         getattr(optimizer, "_exclude_from_weight_decay", None)
         or getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     )
+
+
+def track_all_state(optimizer: Any) -> None:
+    """Makes sure that every variable an optimizer keeps is among its `variables`.
+
+    Keras builds the optimizer inside a `LossScaleOptimizer` with tracking switched off, and then
+    misses what is set as an attribute, such as the running product of Nadam.
+    """
+    known = {id(variable) for variable in (*optimizer.variables, *optimizer._trainable_variables)}
+    for value in list(vars(optimizer).values()):
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, keras.Variable) and id(item) not in known:
+                known.add(id(item))
+                optimizer._track_variable(item)

@@ -10,17 +10,16 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import walk
-from keras_groupopt.groups import Anchor
-from keras_groupopt.plan import PlannedGroup, PlannedVariable
+from keras_groupopt import _compat, walk
+from keras_groupopt.plan import Plan, PlannedGroup, PlannedVariable
 
 
-def given_values(anchor: Anchor, planned: PlannedGroup, model: Any) -> dict[int, np.ndarray]:
+def given_values(planned: PlannedGroup, plan: Plan, model: Any) -> dict[int, np.ndarray]:
     """Returns, per position of each anchored variable of the group, its anchor's value.
 
     Args:
-        anchor: An anchor of kind `"given"` with a source.
-        planned: The group.
+        planned: A group whose anchor is of kind `"given"` and has a source.
+        plan: The plan it is in. A mapping that stands for all groups may name variables of any.
         model: The model, needed to read a `.weights.h5` file; may be `None` otherwise.
 
     Raises:
@@ -29,12 +28,15 @@ def given_values(anchor: Anchor, planned: PlannedGroup, model: Any) -> dict[int,
     """
     where = planned.group.where
     anchored = [variable for variable in planned.variables if variable.anchored]
+    anchor = planned.group.anchor
     source = anchor.source
     if isinstance(source, str):
         values = _from_mapping(_read(source, model, where), anchored, f"{where}, file {source!r}")
     elif isinstance(source, Mapping):
         values = _from_mapping(source, anchored, where)
-        unknown = [path for path in source if path not in {v.path for v in planned.variables}]
+        whole = anchor is plan.defaults.anchor
+        known = {v.path for v in (plan.variables if whole else planned.variables)}
+        unknown = [path for path in source if path not in known]
         if unknown:
             near = difflib.get_close_matches(unknown[0], [v.path for v in anchored], n=3)
             raise ValueError(

@@ -22,7 +22,7 @@ from keras_groupopt.hyperparameters import (
 )
 from keras_groupopt.parts import Parts
 from keras_groupopt.plan import Defaults, Plan
-from keras_groupopt.rules.registry import deserialize_rule, serialize_rule
+from keras_groupopt.rules.serialization import deserialize_rule, serialize_rule
 from keras_groupopt.selectors import Selector
 
 _logger = logging.getLogger(__name__)
@@ -40,8 +40,9 @@ def to_config(optimizer: Any, declaration: Declaration, parts: Parts | None) -> 
         ValueError: If a function in the declaration is not registered with Keras.
     """
     defaults = declaration.defaults
-    catalog = declaration.catalog
     records, provisional = _records(optimizer, declaration, parts)
+    # Known once there are records: a plan was resolved.
+    catalog = declaration.catalog
     return {
         "name": optimizer.name,
         "groups": [_group_config(group, catalog) for group in declaration.groups],

@@ -202,9 +202,12 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         if self._declaration.live_model(required=False) is None:
             self.bind(model)
         made = None if parts.received_in is None else parts.received_in()
-        if made is None or made is not model.train_function or parts.received == now:
+        received = parts.received
+        if received is None or made is None or made is not model.train_function:
             return
-        changed = [v.path for v in parts.plan.variables if v.position in now ^ parts.received]
+        changed = [v.path for v in parts.plan.variables if v.position in now ^ received]
+        if not changed:
+            return
         raise ValueError(
             "`trainable` must not change between `compile` and `fit`: a compiled step keeps "
             f"training the variables it was made for. Received: changed {', '.join(changed[:5])}"
@@ -340,6 +343,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         positions = self._positions(variables)
         kernels.check_replicas()
         parts = self._built_parts("apply")
+        parts.capture_due_anchors()
         parts.received = frozenset(positions)
         parts.received_in = self._declaration.train_function()
         with keras.name_scope(self.name):
@@ -537,10 +541,11 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
     def anchor_drift(self) -> dict[str, Tensor]:
         """Returns `‖w − anchor‖` per group that has a stored anchor; float32 scalars."""
-        groups = self._built_parts("anchor_drift").groups
+        parts = self._built_parts("anchor_drift")
+        parts.capture_due_anchors()
         return {
             group.name: group.drift()
-            for group in groups
+            for group in parts.groups
             if any(anchor is not None for anchor in group.anchors)
         }
 
@@ -550,7 +555,10 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     def variables(self) -> list[Any]:
         """All state: the optimizer's own variables, then each group's rule's."""
         parts = getattr(self, "_parts", None)
-        return self._variables[:] + ([] if parts is None else parts.rule_variables)
+        if parts is None:
+            return self._variables[:]
+        parts.capture_due_anchors()
+        return self._variables[:] + parts.rule_variables
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Sets `optimizer.variables`, in order.
@@ -575,6 +583,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         if self._declaration.pending is not None:
             state.write_pending(store, self, *self._declaration.pending)
         elif self._parts is not None:
+            self._parts.capture_due_anchors()
             entries = state.entries_of(self, self._parts)
             state.write(store, entries, state.manifest_of(entries, self._parts.plan))
 
@@ -586,6 +595,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 is assigned then.
         """
         if not len(store.keys()):
+            self._note_weights_without_state()
             return
         manifest = state.read_manifest(store)
         values = state.read(store, manifest)
@@ -596,6 +606,18 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         else:
             state.assign(self, self._parts, manifest, values)
             self._declaration.pending = None
+
+    def _note_weights_without_state(self) -> None:
+        if self._parts is None:
+            return
+        if int(self._iterations) == 0:
+            self._parts.anchors_are_due = True
+        else:
+            warnings.warn(
+                "The file holds weights but no optimizer state. The optimizer stays as it is: at "
+                f"step {int(self._iterations)}, with its moments and anchors.",
+                stacklevel=3,
+            )
 
     # Config -------------------------------------------------------------------------------------
 

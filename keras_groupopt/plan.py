@@ -160,7 +160,7 @@ def describe_scalar(value: Any) -> str | float | None:
     if value is None or isinstance(value, (int, float)):
         return value
     if is_schedule(value):
-        return f"{type(value).__name__}(…)"
+        return type(value).__name__
     return f"{getattr(value, '__name__', type(value).__name__)}()"
 
 

@@ -217,6 +217,7 @@ def assign(
     for key, variable in entries.items():
         if key in values and key not in kept:
             variable.assign(values[key])
+    parts.anchors_are_due = False
     for group in parts.groups:
         if not group.frozen:
             group.rule.iterations.assign(values[ITERATIONS])

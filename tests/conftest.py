@@ -36,20 +36,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def new_process(tmp_path: pathlib.Path) -> Callable[..., str]:
-    """Runs Python code, or a script, in a process of its own on this backend; returns what it printed.
+    """Runs Python code, or a script, in a process of its own; returns what it printed.
 
     `new_process("print(1)")`, `new_process(path, "--steps", "2", env={"NAME": "value"})`. The
-    working folder is the test's `tmp_path`. A failure shows all that the process wrote.
+    backend is the same, the working folder is the test's `tmp_path`. A failure shows all that the
+    process wrote.
     """
 
     def run(program: str | pathlib.Path, *arguments: str, env: dict[str, str] | None = None) -> str:
+        paths = [
+            str(REPOSITORY),
+            *(path for path in sys.path if path.endswith("without_tensorflow")),
+        ]
         command = [str(program)] if isinstance(program, pathlib.Path) else ["-c", program]
         done = subprocess.run(
             [sys.executable, *command, *arguments],
             capture_output=True,
             text=True,
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(REPOSITORY), **(env or {})},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(env or {})},
             check=False,
         )
         if done.returncode:

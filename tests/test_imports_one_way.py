@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import pathlib
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -42,6 +43,9 @@ PURE = (
     "plan",
     "resolve",
 )
+# Rich and h5py come with Keras, which needs both.
+INSTALLED = ("keras", "numpy", "rich", "h5py")
+OPTIONAL = ("matplotlib", "IPython")
 ROW_OF = {part: row for row, parts in enumerate(ROWS) for part in parts}
 
 SOURCES = sorted((REPOSITORY / PACKAGE).rglob("*.py"))
@@ -55,9 +59,14 @@ def module_name(path: pathlib.Path) -> str:
 
 
 def part_of(module: str) -> str:
-    """`keras_groupopt.views.table` belongs to the part `views`; the package itself is `__init__`."""
+    """`keras_groupopt.views.table` is of the part `views`; the package itself is `__init__`."""
     names = module.split(".")
     return names[1] if len(names) > 1 else "__init__"
+
+
+def only(condition: Callable[[pathlib.Path], bool]) -> dict[str, list]:
+    chosen = [(path, name) for path, name in zip(SOURCES, IDS, strict=True) if condition(path)]
+    return {"argvalues": [path for path, _ in chosen], "ids": [name for _, name in chosen]}
 
 
 MODULES = {module_name(path) for path in SOURCES}
@@ -77,7 +86,7 @@ def imports(path: pathlib.Path) -> Iterator[tuple[str, int]]:
                 base = ".".join([*parents, base] if base else parents)
             for alias in node.names:
                 full = f"{base}.{alias.name}"
-                # `from keras_groupopt import plan` names a module, `from ….plan import Plan` does not.
+                # What follows `from … import` may be a module or a name in one.
                 yield (full if full in MODULES or base == "keras" else base), node.lineno
 
 
@@ -120,19 +129,15 @@ def test_no_two_modules_import_each_other_in_a_circle():
         visit(module, ())
 
 
-@each_module
+@pytest.mark.parametrize("path", **only(lambda path: part_of(module_name(path)) in PURE))
 def test_a_pure_module_imports_neither_keras_nor_a_backend(path):
-    if part_of(module_name(path)) not in PURE:
-        return
     for module, line in imports(path):
         assert top(module) not in ("keras", *BACKENDS), f"{path.name}:{line}"
         assert top(module) != PACKAGE or part_of(module) in PURE, f"{path.name}:{line}: {module}"
 
 
-@each_module
+@pytest.mark.parametrize("path", **only(lambda path: path.name != "_compat.py"))
 def test_only_the_compatibility_module_reaches_into_keras(path):
-    if path.name == "_compat.py":
-        return
     tree = ast.parse(path.read_text(encoding="utf-8"))
     prose = {
         id(node.body[0].value)
@@ -141,7 +146,7 @@ def test_only_the_compatibility_module_reaches_into_keras(path):
         and ast.get_docstring(node) is not None
     }
     for module, line in imports(path):
-        assert not (module + ".").startswith("keras.src."), f"{path.name}:{line}"
+        assert not f"{module}.".startswith("keras.src."), f"{path.name}:{line}"
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             assert (node.value.id, node.attr) != ("keras", "src"), f"{path.name}:{node.lineno}"
@@ -155,16 +160,35 @@ def test_a_backend_is_imported_only_by_a_module_named_after_it(path):
         for backend in BACKENDS:
             if top(module) in (backend, f"{backend}lib"):
                 assert backend in path.name, f"{path.name}:{line} imports {module}"
+
+
+@each_module
+def test_a_module_named_after_a_backend_is_imported_only_where_it_is_needed(path):
+    for module, line in imports(path):
+        for backend in BACKENDS:
             if top(module) == PACKAGE and backend in module.rpartition(".")[2]:
-                node = enclosing_function(path, line)
-                assert node is not None, (
-                    f"{path.name}:{line} imports {module} for every backend: import it in the "
-                    f"function that needs it"
+                assert backend in path.name or is_deferred(path, line), (
+                    f"{path.name}:{line} imports {module} on every backend: move the import into "
+                    f"the function that needs it"
                 )
 
 
-def enclosing_function(path: pathlib.Path, line: int) -> ast.FunctionDef | None:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef) and node.lineno <= line <= (node.end_lineno or 0):
-            return node
-    return None
+@each_module
+def test_a_module_imports_only_what_is_installed_with_the_package(path):
+    for module, line in imports(path):
+        name = top(module)
+        if name in (PACKAGE, *BACKENDS) or name in sys.stdlib_module_names:
+            continue
+        if name in OPTIONAL:
+            assert is_deferred(path, line), f"{path.name}:{line}: {name} may be absent"
+        else:
+            assert name in INSTALLED, f"{path.name}:{line}: {name} is no dependency"
+
+
+def is_deferred(path: pathlib.Path, line: int) -> bool:
+    """Whether the line runs only when a function is called, or under a condition."""
+    return any(
+        isinstance(node, ast.FunctionDef | ast.If | ast.Try)
+        and node.lineno <= line <= (node.end_lineno or 0)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    )

@@ -250,39 +250,3 @@ def check_instances_differ(groups: Any) -> None:
                 f'{group.rule.label} in the groups "{first}" and "{group.name}". Give each its '
                 f'own, or use `kgo.rule("{group.rule.label}", ...)`.'
             )
-
-
-def serialize_rule(rule: Rule | None) -> Any:
-    """Returns plain JSON for a rule: a name, or a class and its arguments or config."""
-    if rule is None:
-        return None
-    saved: dict[str, Any] = {"arguments": keras.saving.serialize_keras_object(dict(rule.arguments))}
-    if rule.config is not None:
-        config = {**rule.config, "learning_rate": 0.0}
-        saved["config"] = keras.saving.serialize_keras_object(config)
-    if isinstance(rule.target, str):
-        return {"name": rule.target, **saved}
-    name = rule.target.__name__.lower()
-    if rule_names().get(name) is rule.target:
-        return {"name": name, **saved}
-    # Keras serialises optimizers, not their classes.
-    example = (
-        rule.target(learning_rate=0.0, **rule.arguments)
-        if rule.config is None
-        else rule.target.from_config({**rule.config, "learning_rate": 0.0})
-    )
-    example.name = name
-    return {"example": keras.saving.serialize_keras_object(example), **saved}
-
-
-def deserialize_rule(config: Any) -> Rule | None:
-    """Returns the rule that `serialize_rule` was given."""
-    if config is None:
-        return None
-    arguments = keras.saving.deserialize_keras_object(config["arguments"])
-    full = config.get("config")
-    if full is not None:
-        full = keras.saving.deserialize_keras_object(full)
-    if "name" in config:
-        return Rule(config["name"], arguments, full)
-    return Rule(type(keras.saving.deserialize_keras_object(config["example"])), arguments, full)

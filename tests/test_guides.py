@@ -1,0 +1,23 @@
+"""The guides and the README's example are programs, and they run."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+GUIDES = sorted((REPOSITORY / "guides").glob("*.py"))
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=[guide.name for guide in GUIDES])
+def test_a_guide_runs(guide, new_process):
+    new_process(guide)
+
+
+def test_the_example_of_the_readme_runs(new_process):
+    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    examples = re.findall(r"^```python\n(.*?)^```", readme, re.MULTILINE | re.DOTALL)
+    assert examples
+    new_process("\n".join(examples))

@@ -1,0 +1,162 @@
+"""What a public name owes its reader: a docstring that says all, and a way through saving."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pathlib
+import pkgutil
+import re
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import pytest
+
+import keras_groupopt as kgo
+
+REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+
+# How to make one of each class that has arguments without a default and a `get_config`.
+EXAMPLES: dict[str, Callable[[], Any]] = {
+    "ConstantRate": lambda: kgo.ConstantRate(1e-4),
+}
+
+
+def declared_names(module: types.ModuleType) -> list[str]:
+    """`__all__`, or what the module's source defines and imports from us, name by name.
+
+    Not `dir()`: a submodule becomes an attribute of its package as soon as anything imports it.
+    """
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    names = []
+    for node in ast.parse(inspect.getsource(module)).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(kgo.__name__):
+            names += [alias.asname or alias.name for alias in node.names]
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.append(node.name)
+    return [name for name in names if not name.startswith("_")]
+
+
+def public_members(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
+    for name in declared_names(module):
+        member = getattr(module, name)
+        if isinstance(member, types.ModuleType):
+            if member.__name__.startswith(f"{kgo.__name__}."):
+                yield from public_members(member)
+        elif (getattr(member, "__module__", None) or "").startswith(kgo.__name__):
+            yield name, member
+
+
+PUBLIC = dict(public_members(kgo))
+DOCUMENTED = {
+    name: member
+    for name, member in PUBLIC.items()
+    if inspect.isclass(member) or inspect.isfunction(member)
+}
+
+
+def is_saved_by_keras(member: Any) -> bool:
+    """Selectors and groups have configs too, but write and read them within ours."""
+    own_way = ("selectors", "groups", "plan", "variable_info")
+    return (
+        inspect.isclass(member)
+        and hasattr(member, "get_config")
+        and hasattr(member, "from_config")
+        and member.__module__.split(".")[1] not in own_way
+    )
+
+
+SERIALISABLE = {name: member for name, member in DOCUMENTED.items() if is_saved_by_keras(member)}
+each_documented = pytest.mark.parametrize("name", sorted(DOCUMENTED))
+
+
+def section(docstring: str, *headings: str) -> str | None:
+    """The indented text below `Heading:`, or None."""
+    pattern = rf"^(?:{'|'.join(headings)}):[^\n]*\n((?:[ \t]+[^\n]*\n|\n)+)"
+    found = re.search(pattern, inspect.cleandoc(docstring) + "\n", re.MULTILINE)
+    return found[1] if found else None
+
+
+def parameters(member: Any) -> list[str]:
+    return [
+        name
+        for name, parameter in inspect.signature(member).parameters.items()
+        if name not in ("self", "cls") and parameter.kind is not parameter.VAR_KEYWORD
+    ]
+
+
+def own_methods(member: type) -> dict[str, Any]:
+    """Public methods and properties that the class adds; what it overrides has its base's text."""
+    inherited = {name for base in member.__mro__[1:] for name in vars(base)}
+    return {
+        name: value
+        for name, value in vars(member).items()
+        if not name.startswith("_")
+        and name not in inherited
+        and (inspect.isfunction(value) or isinstance(value, property | classmethod | staticmethod))
+    }
+
+
+def test_the_version_is_that_of_the_changelog():
+    changelog = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.search(r"^## \[?(\d\S*?)\]?(?: |$)", changelog, re.MULTILINE)
+    assert newest is not None
+    assert kgo.__version__ == newest[1]
+
+
+@each_documented
+def test_a_public_name_starts_with_one_line(name):
+    text = DOCUMENTED[name].__doc__ or ""
+    assert len(text.strip().split("\n\n")[0].splitlines()) == 1, text
+
+
+@each_documented
+def test_a_public_name_explains_each_argument(name):
+    text = section(DOCUMENTED[name].__doc__, "Args", "Attributes") or ""
+    missing = [p for p in parameters(DOCUMENTED[name]) if not re.search(rf"\b{p}\b", text)]
+    assert missing == []
+
+
+@each_documented
+def test_a_public_name_shows_an_example_that_is_run(name):
+    text = inspect.cleandoc(DOCUMENTED[name].__doc__)
+    assert re.search(r"^Examples?:\s+(?:.*\n)*?\s*>>> ", text, re.MULTILINE), text
+
+
+@pytest.mark.parametrize("name", sorted(n for n, m in DOCUMENTED.items() if inspect.isfunction(m)))
+def test_a_public_function_says_what_it_returns(name):
+    if DOCUMENTED[name].__annotations__.get("return") != "None":
+        assert section(DOCUMENTED[name].__doc__, "Returns", "Yields")
+
+
+@pytest.mark.parametrize("name", sorted(n for n, m in DOCUMENTED.items() if inspect.isclass(m)))
+def test_a_public_class_documents_the_methods_it_adds(name):
+    bare = [m for m, value in own_methods(DOCUMENTED[name]).items() if not inspect.getdoc(value)]
+    assert bare == []
+
+
+@pytest.mark.parametrize("name", sorted(SERIALISABLE))
+def test_a_serialisable_class_comes_back_by_its_name(name):
+    cls = SERIALISABLE[name]
+    made = EXAMPLES[name]() if name in EXAMPLES else cls()
+    config = keras.saving.serialize_keras_object(made)
+    restored = keras.saving.deserialize_keras_object(config)
+    assert type(restored) is cls
+    assert keras.saving.serialize_keras_object(restored) == config
+    assert config["registered_name"] == f"{kgo.__name__}>{cls.__name__}"
+
+
+def test_every_serialisable_class_of_the_package_is_public():
+    hidden = []
+    for info in pkgutil.walk_packages(kgo.__path__, f"{kgo.__name__}."):
+        if any(backend in info.name for backend in ("tensorflow", "jax", "torch")):
+            continue
+        for name, member in vars(importlib.import_module(info.name)).items():
+            own = getattr(member, "__module__", None) == info.name and not name.startswith("_")
+            if own and is_saved_by_keras(member) and member not in SERIALISABLE.values():
+                hidden.append(f"{info.name}.{name}")
+    assert hidden == []

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import _compat, walk
+from keras_groupopt import walk
 from keras_groupopt.plan import Plan, PlannedGroup, PlannedVariable
 
 

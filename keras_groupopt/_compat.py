@@ -14,7 +14,6 @@ __all__ = [
     "has_decay_exclusion",
     "layer_class_names",
     "layer_classes",
-    "numpy_of",
     "own_variables",
     "skip_step",
     "track_all_state",
@@ -66,14 +65,6 @@ def layer_classes() -> Iterator[type[Any]]:
             yield cls
 
 
-def numpy_of(variable: Any) -> np.ndarray:
-    """Returns the value of a variable or tensor as an array.
-
-    `Variable.__array__` lacks an argument that NumPy 2 asks for, and NumPy warns; tensors have it.
-    """
-    return np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable)))
-
-
 def declared_learning_rate(optimizer: Any) -> Any:
     """Returns the rate an optimizer was made with: a float, a schedule or a function.
 
@@ -82,7 +73,7 @@ def declared_learning_rate(optimizer: Any) -> Any:
     rate = optimizer._learning_rate
     if isinstance(rate, keras.Variable):
         # The shortest decimal that rounds to the float32 value: 0.1 rather than 0.10000000149.
-        return float(str(np.float32(numpy_of(rate))))
+        return float(str(np.float32(keras.ops.convert_to_numpy(rate))))
     return rate
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import _compat, walk
+from keras_groupopt import walk
 from keras_groupopt.plan import Plan, PlannedGroup, PlannedVariable
 
 
@@ -110,7 +110,7 @@ def _read(path: str, model: Any, where: str) -> dict[str, np.ndarray]:
     catalog = walk.describe_model(source)
     by_identity = {id(variable): variable for variable in source.variables}
     return {
-        info.path: _compat.numpy_of(by_identity[info.identity])
+        info.path: keras.ops.convert_to_numpy(by_identity[info.identity])
         for info in catalog.infos
         if info.identity in by_identity
     }

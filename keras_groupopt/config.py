@@ -7,9 +7,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 
-from keras_groupopt import _compat, selectors
+from keras_groupopt import selectors
 from keras_groupopt.declaration import Declaration
 from keras_groupopt.groups import Anchor, Group
 from keras_groupopt.hyperparameters import (
@@ -111,7 +112,7 @@ def _current(optimizer: Any, declaration: Declaration, parts: Parts | None) -> d
 
 
 def _present(variable: Any) -> float:
-    return float(_compat.numpy_of(variable))
+    return float(keras.ops.convert_to_numpy(variable))
 
 
 def from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

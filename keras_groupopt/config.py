@@ -84,11 +84,15 @@ def _in_model_order(parts: Parts, model: Any) -> list[dict[str, Any]]:
     equal name and shape.
     """
     records = parts.plan.records
-    places = {} if model is None else {id(v): i for i, v in enumerate(model.trainable_variables)}
-    order = [places.get(id(variable)) for variable in parts.variables]
-    if None in order or len(places) != len(records):
+    if model is None:
         return records
-    return [record for _, record in sorted(zip(order, records, strict=True), key=lambda x: x[0])]
+    built = {
+        id(variable): record for variable, record in zip(parts.variables, records, strict=True)
+    }
+    now = [id(variable) for variable in model.trainable_variables]
+    if set(now) != set(built):
+        return records
+    return [built[identity] for identity in now]
 
 
 def _current(optimizer: Any, declaration: Declaration, parts: Parts | None) -> dict[str, Any]:

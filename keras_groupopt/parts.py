@@ -159,7 +159,7 @@ class GroupParts:
 
     def skip(self) -> None:
         """Counts a step in which the group had no gradient, so that groups stay in phase."""
-        self.rule.iterations.assign_add(1)
+        _compat.skip_step(self.rule)
 
     @property
     def rule_variables(self) -> list[Any]:
@@ -196,6 +196,7 @@ class Parts:
 
     def __init__(self, plan: Plan, variables: Sequence[Any], model: Any) -> None:
         self.plan = plan
+        self.variables = list(variables)
         self.groups = [
             GroupParts(planned, plan, [variables[v.position] for v in planned.variables], model)
             for planned in plan.groups

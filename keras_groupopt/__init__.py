@@ -4,6 +4,7 @@
 learning-rate ratio, decay and anchor.
 """
 
+from keras_groupopt.callbacks.group_logger import GroupLogger as GroupLogger
 from keras_groupopt.grouped_optimizer import GroupedOptimizer as GroupedOptimizer
 from keras_groupopt.groups import Group as Group
 from keras_groupopt.groups import rule as rule

@@ -15,6 +15,8 @@ __all__ = [
     "layer_class_names",
     "layer_classes",
     "own_variables",
+    "skip_step",
+    "track_all_state",
 ]
 
 
@@ -75,9 +77,36 @@ def declared_learning_rate(optimizer: Any) -> Any:
     return rate
 
 
+def skip_step(rule: Any) -> None:
+    """Counts a step in which no variable of `rule` has a gradient.
+
+    Keras refuses to apply no gradient at all; among several groups it is an ordinary step.
+    """
+    if isinstance(rule, keras.optimizers.Nadam):
+        # The product of its momentum schedule is advanced in a hook of `apply`, once per step.
+        product = rule._u_product
+        step = keras.ops.cast(rule.iterations + 1, product.dtype)
+        rule.assign(product, product * rule.beta_1 * (1.0 - 0.5 * keras.ops.power(0.96, step)))
+    rule.iterations.assign_add(1)
+
+
 def has_decay_exclusion(optimizer: Any) -> bool:
     """Whether `exclude_from_weight_decay` was called; its effect is in no config."""
     return bool(
         getattr(optimizer, "_exclude_from_weight_decay", None)
         or getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     )
+
+
+def track_all_state(optimizer: Any) -> None:
+    """Makes sure that every variable an optimizer keeps is among its `variables`.
+
+    Keras builds the optimizer inside a `LossScaleOptimizer` with tracking switched off, and then
+    misses what is set as an attribute, such as the running product of Nadam.
+    """
+    known = {id(variable) for variable in (*optimizer.variables, *optimizer._trainable_variables)}
+    for value in list(vars(optimizer).values()):
+        for item in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(item, keras.Variable) and id(item) not in known:
+                known.add(id(item))
+                optimizer._track_variable(item)

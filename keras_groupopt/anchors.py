@@ -11,16 +11,15 @@ import keras
 import numpy as np
 
 from keras_groupopt import walk
-from keras_groupopt.groups import Anchor
-from keras_groupopt.plan import PlannedGroup, PlannedVariable
+from keras_groupopt.plan import Plan, PlannedGroup, PlannedVariable
 
 
-def given_values(anchor: Anchor, planned: PlannedGroup, model: Any) -> dict[int, np.ndarray]:
+def given_values(planned: PlannedGroup, plan: Plan, model: Any) -> dict[int, np.ndarray]:
     """Returns, per position of each anchored variable of the group, its anchor's value.
 
     Args:
-        anchor: An anchor of kind `"given"` with a source.
-        planned: The group.
+        planned: A group whose anchor is of kind `"given"` and has a source.
+        plan: The plan it is in.
         model: The model, needed to read a `.weights.h5` file; may be `None` otherwise.
 
     Raises:
@@ -29,13 +28,16 @@ def given_values(anchor: Anchor, planned: PlannedGroup, model: Any) -> dict[int,
     """
     where = planned.group.where
     anchored = [variable for variable in planned.variables if variable.anchored]
+    anchor = planned.group.anchor
     source = anchor.source
     if isinstance(source, str):
         values = _from_mapping(_read(source, model, where), anchored, f"{where}, file {source!r}")
     elif isinstance(source, Mapping):
         values = _from_mapping(source, anchored, where)
-        unknown = [path for path in source if path not in {v.path for v in planned.variables}]
-        if unknown:
+        known = {variable.path for variable in planned.variables}
+        unknown = [path for path in source if path not in known]
+        # Given for all groups, it may hold the whole model's weights.
+        if unknown and anchor is not plan.defaults.anchor:
             near = difflib.get_close_matches(unknown[0], [v.path for v in anchored], n=3)
             raise ValueError(
                 f"`anchor` must name variables of its group. Received: {unknown[0]!r} in {where}. "

@@ -22,7 +22,7 @@ from keras_groupopt.hyperparameters import (
 )
 from keras_groupopt.parts import Parts
 from keras_groupopt.plan import Defaults, Plan
-from keras_groupopt.rules.registry import deserialize_rule, serialize_rule
+from keras_groupopt.rules.serialization import deserialize_rule, serialize_rule
 from keras_groupopt.selectors import Selector
 
 _logger = logging.getLogger(__name__)
@@ -40,8 +40,9 @@ def to_config(optimizer: Any, declaration: Declaration, parts: Parts | None) -> 
         ValueError: If a function in the declaration is not registered with Keras.
     """
     defaults = declaration.defaults
-    catalog = declaration.catalog
     records, provisional = _records(optimizer, declaration, parts)
+    # Known once there are records: a plan was resolved.
+    catalog = declaration.catalog
     return {
         "name": optimizer.name,
         "groups": [_group_config(group, catalog) for group in declaration.groups],
@@ -65,7 +66,8 @@ def _records(
     optimizer: Any, declaration: Declaration, parts: Parts | None
 ) -> tuple[list[dict[str, Any]] | None, bool]:
     if parts is not None:
-        return parts.plan.records, parts.plan.provisional
+        records = _in_model_order(parts, declaration.live_model(required=False))
+        return records, parts.plan.provisional
     if declaration.records is not None:
         return declaration.records, declaration.records_provisional
     model = declaration.live_model(required=False)
@@ -73,6 +75,24 @@ def _records(
         return None, False
     preview = optimizer.plan
     return preview.records, preview.provisional
+
+
+def _in_model_order(parts: Parts, model: Any) -> list[dict[str, Any]]:
+    """Returns the plan's records in the order in which a loaded model will give its variables.
+
+    Where the optimizer was built in another order, binding by order would mix up variables of
+    equal name and shape.
+    """
+    records = parts.plan.records
+    if model is None:
+        return records
+    built = {
+        id(variable): record for variable, record in zip(parts.variables, records, strict=True)
+    }
+    now = [id(variable) for variable in model.trainable_variables]
+    if set(now) != set(built):
+        return records
+    return [built[identity] for identity in now]
 
 
 def _current(optimizer: Any, declaration: Declaration, parts: Parts | None) -> dict[str, Any]:
@@ -177,17 +197,18 @@ def _selector_from_config(config: Any) -> Any:
 def declared_scalars(plan: Plan) -> dict[str, Any]:
     """Returns what was declared for each scalar that state holds, by the state's key."""
     defaults = plan.defaults
-    declared = {"@learning_rate": _declared(defaults.learning_rate)}
+    declared = {"@learning_rate": declared_as(defaults.learning_rate)}
     for planned in plan.groups:
         group = planned.group
         if not group.frozen:
-            declared[f"@learning_rate_ratio/{group.name}"] = _declared(group.learning_rate_ratio)
+            declared[f"@learning_rate_ratio/{group.name}"] = declared_as(group.learning_rate_ratio)
             if group.weight_decay is not None:
-                declared[f"@weight_decay/{group.name}"] = _declared(group.weight_decay)
+                declared[f"@weight_decay/{group.name}"] = declared_as(group.weight_decay)
     return declared
 
 
-def _declared(value: Any) -> Any:
+def declared_as(value: Any) -> Any:
+    """Returns what a manifest says of a declared scalar: a number, a config or a name."""
     if isinstance(value, (int, float)):
         return float(value)
     try:

@@ -42,10 +42,18 @@ class Declaration:
             )
         return model
 
+    def train_function(self) -> weakref.ref[Any] | None:
+        """Returns the training function that `fit` made for the model, held weakly, if any.
+
+        `compile` drops it, so it tells the steps before a `compile` from those after it.
+        """
+        function = getattr(self.live_model(required=False), "train_function", None)
+        return None if function is None else weakref.ref(function)
+
 
 def check_base(learning_rate: Any, groups: Sequence[Any]) -> Any:
     """Returns the base rate: a float, a schedule or a function."""
-    if isinstance(learning_rate, (list, tuple, Mapping)):
+    if isinstance(learning_rate, (list, tuple, Mapping)) or getattr(learning_rate, "shape", None):
         names = ", ".join(group.name for group in groups)
         raise ValueError(
             "`learning_rate` must be one base rate. Received: "

@@ -15,7 +15,7 @@ from keras_groupopt import plan as planning
 from keras_groupopt.arguments import check_clipping, check_number, check_scalar
 from keras_groupopt.declaration import Declaration, check_base, check_choice, check_default_rule
 from keras_groupopt.groups import as_anchor, as_exclusion, as_groups, as_rule
-from keras_groupopt.parts import Parts
+from keras_groupopt.parts import Parts, overwritten_by_gradient
 from keras_groupopt.rules import registry
 from keras_groupopt.selectors import default_exclude_from_decay
 
@@ -185,7 +185,42 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 )
         self._declaration.model = weakref.ref(model)
 
+    def check_model(self, model: Any) -> None:
+        """Refuses a model that the built optimizer cannot go on training as it is now.
+
+        Attaches the model if none is attached. `GroupLogger` calls it when training begins.
+
+        Args:
+            model: The Keras model whose variables this optimizer trains.
+
+        Raises:
+            ValueError: If the optimizer is not built, if the model has trainable variables it was
+                not built with, or if `trainable` changed since `fit` last made its training step.
+        """
+        parts = self._built_parts("check_model")
+        now = frozenset(self._positions(model.trainable_variables))
+        if self._declaration.live_model(required=False) is None:
+            self.bind(model)
+        made = None if parts.received_in is None else parts.received_in()
+        received = parts.received
+        if received is None or made is None or made is not model.train_function:
+            return
+        changed = [v.path for v in parts.plan.variables if v.position in now ^ received]
+        if not changed:
+            return
+        raise ValueError(
+            "`trainable` must not change between `compile` and `fit`: a compiled step keeps "
+            f"training the variables it was made for. Received: changed {', '.join(changed[:5])}"
+            f"{' …' if len(changed) > 5 else ''}. Call "
+            "`model.compile(optimizer=model.optimizer, ...)` again; the optimizer keeps its state."
+        )
+
     def _resolve(self, variables: list[Any]) -> planning.Plan:
+        plan = self._resolve_declared(variables)
+        overwritten = [i for i, v in enumerate(variables) if overwritten_by_gradient(v)]
+        return planning.without_decay(plan, overwritten)
+
+    def _resolve_declared(self, variables: list[Any]) -> planning.Plan:
         declaration = self._declaration
         groups, defaults = declaration.groups, declaration.defaults
         if declaration.records is not None:
@@ -217,7 +252,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         Keras asks before `fit` on JAX, and builds where the answer is no. `build` then refuses
         variables it does not know, before Keras has taken the weights out of the model.
         """
-        if not self._is_built:
+        if not self._is_built or self._declaration.pending is not None:
             return False
         model = self._declaration.live_model(required=False)
         if model is None:
@@ -236,12 +271,21 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             variables: The trainable Keras variables, in the order gradients will come in.
 
         Raises:
-            ValueError: If the plan cannot be made.
+            ValueError: If the plan cannot be made, or state that was loaded before has another
+                layout.
         """
         variables = list(variables)
         if self._is_built:
             self._positions(variables)
-            return
+        else:
+            self._build(variables)
+        pending = self._declaration.pending
+        if pending is not None:
+            # Kept where it is refused, so that no later call goes on as if it had been loaded.
+            state.assign(self, self._built_parts("build"), *pending)
+            self._declaration.pending = None
+
+    def _build(self, variables: list[Any]) -> None:
         plan = self._resolve(variables)
         self._say_if_changed(plan)
         for planned in plan.groups:
@@ -255,9 +299,6 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         self._parts = parts
         for (group, scalar), value in self._declaration.current.items():
             parts[group].scalars[scalar].set(value)
-        if self._declaration.pending is not None:
-            pending, self._declaration.pending = self._declaration.pending, None
-            state.assign(self, parts, *pending)
 
     def _say_if_changed(self, plan: planning.Plan) -> None:
         preview = self._declaration.preview
@@ -296,7 +337,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             variables = list(self._trainable_variables)
         else:
             variables = list(trainable_variables)
-            if not self._is_built:
+            if not self._is_built or self._declaration.pending is not None:
                 with kernels.outside_compiled_step():
                     self.build(variables)
         if len(grads) != len(variables):
@@ -307,7 +348,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         positions = self._positions(variables)
         kernels.check_replicas()
         parts = self._built_parts("apply")
+        parts.capture_due_anchors()
         parts.received = frozenset(positions)
+        parts.received_in = self._declaration.train_function()
         with keras.name_scope(self.name):
             self._apply(parts, grads, positions)
         self._iterations.assign_add(1)
@@ -503,10 +546,11 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
     def anchor_drift(self) -> dict[str, Tensor]:
         """Returns `‖w − anchor‖` per group that has a stored anchor; float32 scalars."""
-        groups = self._built_parts("anchor_drift").groups
+        parts = self._built_parts("anchor_drift")
+        parts.capture_due_anchors()
         return {
             group.name: group.drift()
-            for group in groups
+            for group in parts.groups
             if any(anchor is not None for anchor in group.anchors)
         }
 
@@ -516,7 +560,10 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     def variables(self) -> list[Any]:
         """All state: the optimizer's own variables, then each group's rule's."""
         parts = getattr(self, "_parts", None)
-        return self._variables[:] + ([] if parts is None else parts.rule_variables)
+        if parts is None:
+            return self._variables[:]
+        parts.capture_due_anchors()
+        return self._variables[:] + parts.rule_variables
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Sets `optimizer.variables`, in order.
@@ -538,10 +585,12 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
     def save_own_variables(self, store: Any) -> None:
         """Writes all state, keyed by group, layer path and slot, with a manifest."""
-        if self._parts is None:
-            return
-        entries = state.entries_of(self, self._parts)
-        state.write(store, entries, state.manifest_of(entries, self._parts.plan))
+        if self._declaration.pending is not None:
+            state.write_pending(store, self, *self._declaration.pending)
+        elif self._parts is not None:
+            self._parts.capture_due_anchors()
+            entries = state.entries_of(self, self._parts)
+            state.write(store, entries, state.manifest_of(entries, self._parts.plan))
 
     def load_own_variables(self, store: Any) -> None:
         """Reads state that `save_own_variables` wrote; kept until build if not built yet.
@@ -551,13 +600,29 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 is assigned then.
         """
         if not len(store.keys()):
+            self._note_weights_without_state()
             return
         manifest = state.read_manifest(store)
         values = state.read(store, manifest)
         if self._parts is None:
+            declared = self._declaration.defaults.learning_rate
+            values = state.assign_early(self, declared, manifest, values)
             self._declaration.pending = (manifest, values)
         else:
             state.assign(self, self._parts, manifest, values)
+            self._declaration.pending = None
+
+    def _note_weights_without_state(self) -> None:
+        if self._parts is None:
+            return
+        if int(self._iterations) == 0:
+            self._parts.anchors_are_due = True
+        else:
+            warnings.warn(
+                "The file holds weights but no optimizer state. The optimizer stays as it is: at "
+                f"step {int(self._iterations)}, with its moments and anchors.",
+                stacklevel=3,
+            )
 
     # Config -------------------------------------------------------------------------------------
 

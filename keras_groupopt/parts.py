@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import anchors, clipping, decay, slots
+from keras_groupopt import _compat, anchors, clipping, decay, kernels, slots
 from keras_groupopt.hyperparameters import Scalar
 from keras_groupopt.memory import bytes_of
 from keras_groupopt.plan import Plan, PlannedGroup
@@ -23,13 +23,19 @@ class GroupParts:
 
     Args:
         planned: The group in the plan.
+        plan: The plan.
         optimizer: The outer optimizer, which owns every variable made here.
         variables: The group's Keras variables, in the plan's order.
         model: The model, where a given anchor needs it.
     """
 
     def __init__(
-        self, planned: PlannedGroup, optimizer: Any, variables: Sequence[Any], model: Any
+        self,
+        planned: PlannedGroup,
+        plan: Plan,
+        optimizer: Any,
+        variables: Sequence[Any],
+        model: Any,
     ) -> None:
         group = planned.group
         self.name = group.name
@@ -51,7 +57,7 @@ class GroupParts:
         if group.weight_decay is not None:
             self._add_scalar("weight_decay", group.weight_decay, optimizer, prefix)
         self._build_rule(prefix)
-        self._build_anchors(optimizer, model)
+        self._build_anchors(plan, optimizer, model)
 
     def _add_scalar(self, name: str, declared: Any, optimizer: Any, prefix: str) -> None:
         scalar = Scalar(name, declared, self.planned.group.where)
@@ -64,16 +70,19 @@ class GroupParts:
         self.rule.name = prefix
         ruled = [v for v in self.variables if not overwritten_by_gradient(v)]
         self.rule.build(ruled)
+        _compat.track_all_state(self.rule)
         self.slots = slots.slot_names(self.rule, len(ruled))
         self.ruled = ruled
 
-    def _build_anchors(self, optimizer: Any, model: Any) -> None:
+    def _build_anchors(self, plan: Plan, optimizer: Any, model: Any) -> None:
         anchor = self.planned.group.anchor
         values: dict[int, np.ndarray] = {}
         if anchor is not None and anchor.kind == "given":
-            self.anchors_unknown = anchor.source is None
-            if not self.anchors_unknown:
-                values = anchors.given_values(anchor, self.planned, model)
+            self.anchors_unknown = anchor.source is None and any(
+                variable.anchored for variable in self.planned.variables
+            )
+            if anchor.source is not None:
+                values = anchors.given_values(self.planned, plan, model)
         for index, planned in enumerate(self.planned.variables):
             if planned.anchored:
                 variable = self.variables[index]
@@ -82,6 +91,12 @@ class GroupParts:
                     name="anchor",
                     initializer=_copy_of(values.get(planned.position, variable)),
                 )
+
+    @property
+    def starts_at_initial(self) -> bool:
+        """Whether the group's anchors are the weights it started from."""
+        anchor = self.planned.group.anchor
+        return anchor is not None and anchor.kind == "initial"
 
     def capture_anchors(self) -> None:
         """Takes the present weights as the anchors."""
@@ -93,11 +108,13 @@ class GroupParts:
     def drift(self) -> Tensor:
         """Returns `‖w − a‖` over the anchored variables, a float32 scalar."""
         squares = [
-            keras.ops.sum(keras.ops.square(keras.ops.cast(v - a, "float32")))
+            keras.ops.sum(
+                keras.ops.square(keras.ops.stop_gradient(keras.ops.cast(v - a, "float32")))
+            )
             for v, a in zip(self.variables, self.anchors, strict=True)
             if a is not None
         ]
-        return keras.ops.sqrt(keras.ops.sum(keras.ops.stack(squares)))
+        return keras.ops.stop_gradient(keras.ops.sqrt(keras.ops.sum(keras.ops.stack(squares))))
 
     def rate(self, base: Tensor, step: Tensor) -> Tensor:
         """Returns the group's rate at `step`, a float32 scalar."""
@@ -143,7 +160,7 @@ class GroupParts:
 
     def skip(self) -> None:
         """Counts a step in which the group had no gradient, so that groups stay in phase."""
-        self.rule.iterations.assign_add(1)
+        _compat.skip_step(self.rule)
 
     @property
     def rule_variables(self) -> list[Any]:
@@ -180,9 +197,10 @@ class Parts:
 
     def __init__(self, plan: Plan, optimizer: Any, variables: Sequence[Any], model: Any) -> None:
         self.plan = plan
+        self.variables = list(variables)
         self.groups = [
             GroupParts(
-                planned, optimizer, [variables[v.position] for v in planned.variables], model
+                planned, plan, optimizer, [variables[v.position] for v in planned.variables], model
             )
             for planned in plan.groups
         ]
@@ -190,13 +208,27 @@ class Parts:
         for number, planned in enumerate(plan.groups):
             for index, variable in enumerate(planned.variables):
                 self.places[variable.position] = (number, index)
+        # Weights without optimizer state were loaded before the first step: they are the anchors,
+        # but other layers may still be loading.
+        self.anchors_are_due = False
         # Positions whose gradients the last traced or eager step received.
         self.received: frozenset[int] | None = None
+        # The model's training function at that step, held weakly; `None` in a loop of one's own.
+        self.received_in: Any = None
         self.warned: set[tuple[str, ...]] = set()
 
     def __getitem__(self, name: str) -> GroupParts:
         self.plan[name]
         return next(group for group in self.groups if group.name == name)
+
+    def capture_due_anchors(self) -> None:
+        """Takes the initial anchors again where weights were loaded after the build."""
+        if self.anchors_are_due:
+            self.anchors_are_due = False
+            with kernels.outside_compiled_step():
+                for group in self.groups:
+                    if group.starts_at_initial:
+                        group.capture_anchors()
 
     @property
     def rule_variables(self) -> list[Any]:

@@ -232,6 +232,18 @@ def test_one_norm_over_a_single_group_is_the_global_norm_of_a_keras_optimizer() 
     assert_same_moves(actual, expected, ROUNDING)
 
 
+def test_a_scheduled_base_is_the_schedule_of_a_keras_optimizer() -> None:
+    history = gradients(10)
+    schedule = keras.optimizers.schedules.PolynomialDecay(2 * RATE, 5, end_learning_rate=0.01)
+    expected = run_keras(KO.SGD(schedule, momentum=0.9, weight_decay=0.1), history)
+
+    def base(step: int) -> float:
+        return 0.01 + (2 * RATE - 0.01) * (1 - min(step, 5) / 5)
+
+    group = ReferenceGroup(list(SHAPES), lambda: reference.SGD(0.9), weight_decay=0.1)
+    assert_same_moves(run_groups([group], history, base), expected, ROUNDING)
+
+
 def test_groups_at_their_own_rates_are_keras_optimizers_of_those_rates() -> None:
     history = gradients(10)
     whole = {"bias": run_keras(KO.Lion(RATE), history)}

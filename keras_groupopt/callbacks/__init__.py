@@ -1,1 +1,3 @@
+"""Callbacks: what only they can put into logs, and checks before a fit starts."""
 
+from keras_groupopt.callbacks.group_logger import GroupLogger as GroupLogger

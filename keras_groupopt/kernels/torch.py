@@ -40,9 +40,8 @@ def scale(gradients: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
     scaled: list[Tensor] = list(gradients)
     for indices in _by_device_and_dtype(gradients):
         first = gradients[indices[0]]
-        products = torch._foreach_mul(
-            [gradients[i] for i in indices], factor.to(first.device, first.dtype)
-        )
+        own = torch.as_tensor(factor, dtype=first.dtype, device=first.device)
+        products = torch._foreach_mul([gradients[i] for i in indices], own)
         for index, product in zip(indices, products, strict=True):
             scaled[index] = product
     return scaled

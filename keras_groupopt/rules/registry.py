@@ -250,29 +250,3 @@ def check_instances_differ(groups: Any) -> None:
                 f'{group.rule.label} in the groups "{first}" and "{group.name}". Give each its '
                 f'own, or use `kgo.rule("{group.rule.label}", ...)`.'
             )
-
-
-def serialize_rule(rule: Rule | None) -> Any:
-    """Returns plain JSON for a rule: a name, or a class and its arguments or config."""
-    if rule is None:
-        return None
-    saved: dict[str, Any] = {"arguments": keras.saving.serialize_keras_object(dict(rule.arguments))}
-    if rule.config is not None:
-        config = {**rule.config, "learning_rate": 0.0}
-        saved["config"] = keras.saving.serialize_keras_object(config)
-    if isinstance(rule.target, str):
-        return {"name": rule.target, **saved}
-    return {"class": keras.saving.serialize_keras_object(rule.target), **saved}
-
-
-def deserialize_rule(config: Any) -> Rule | None:
-    """Returns the rule that `serialize_rule` was given."""
-    if config is None:
-        return None
-    arguments = keras.saving.deserialize_keras_object(config["arguments"])
-    full = config.get("config")
-    if full is not None:
-        full = keras.saving.deserialize_keras_object(full)
-    if "name" in config:
-        return Rule(config["name"], arguments, full)
-    return Rule(keras.saving.deserialize_keras_object(config["class"]), arguments, full)

@@ -1,0 +1,129 @@
+"""Times rival steps side by side, and says on what machine it was."""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import os
+import pathlib
+import platform
+import random
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+
+def in_turn(
+    steps: Mapping[str, Callable[[], None]], repeats: int, seed: int = 0
+) -> dict[str, dict[str, list[float]]]:
+    """Times each step once per round, in a new order each round.
+
+    What else the machine does then slows all of them alike, and none always runs in the caches
+    that the same other one left behind.
+
+    Args:
+        steps: By name, a function that returns when its work is done.
+        repeats: The number of rounds.
+        seed: Of the orders.
+
+    Returns:
+        By name, the `"wall"` and `"cpu"` milliseconds of each round. CPU time is that of all
+        threads, and grows little when other programs share the cores.
+    """
+    order = random.Random(seed)
+    names = list(steps)
+    times: dict[str, dict[str, list[float]]] = {name: {"wall": [], "cpu": []} for name in names}
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(repeats):
+            order.shuffle(names)
+            for name in names:
+                wall, cpu = time.perf_counter(), time.process_time()
+                steps[name]()
+                times[name]["wall"].append(1e3 * (time.perf_counter() - wall))
+                times[name]["cpu"].append(1e3 * (time.process_time() - cpu))
+    finally:
+        gc.enable()
+    return times
+
+
+def spread(builds: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Returns the median, the quartiles and the smallest of all rounds of all builds."""
+    values = [value for rounds in builds for value in rounds]
+    low, middle, high = _quartiles(values)
+    return {
+        "median": round(middle, 3),
+        "quartile_1": round(low, 3),
+        "quartile_3": round(high, 3),
+        "minimum": round(min(values), 3),
+    }
+
+
+def ratio(builds: Sequence[Sequence[float]], peers: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """Returns how many times as long one step takes as another.
+
+    The two of a round were measured moments apart, so a busy machine cancels out; what a build
+    got of memory does not, and is averaged.
+
+    Args:
+        builds: The times of the rounds of each build.
+        peers: Those of the other step, of the same builds.
+
+    Returns:
+        `"ratio"`, the geometric mean over builds of the median of `value / peer` over rounds;
+        `"of_builds"`, those medians; `"quartile_1"` and `"quartile_3"` of all rounds;
+        `"of_minima"`, the ratio of the smallest times.
+    """
+    rounds = [
+        [value / other for value, other in zip(values, others, strict=True)]
+        for values, others in zip(builds, peers, strict=True)
+    ]
+    medians = [statistics.median(ratios) for ratios in rounds]
+    low, _, high = _quartiles([value for ratios in rounds for value in ratios])
+    of_minima = min(min(values) for values in builds) / min(min(others) for others in peers)
+    return {
+        "ratio": round(statistics.geometric_mean(medians), 3),
+        "of_builds": [round(median, 3) for median in medians],
+        "quartile_1": round(low, 3),
+        "quartile_3": round(high, 3),
+        "of_minima": round(of_minima, 3),
+    }
+
+
+def _quartiles(values: Sequence[float]) -> list[float]:
+    if len(values) == 1:
+        return 3 * [values[0]]
+    return statistics.quantiles(values, n=4, method="inclusive")
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Returns the version of Python and of each installed package."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Returns what the figures depend on: system, processor, cores, and how busy it is now."""
+    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+    return {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": len(usable),
+        "load_average": [round(load, 2) for load in getattr(os, "getloadavg", lambda: ())()],
+    }
+
+
+def _processor() -> str:
+    information = pathlib.Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,60 @@
+"""Rules as plain JSON and back: names and arguments, never code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import keras
+
+from keras_groupopt.groups import Rule
+from keras_groupopt.rules.registry import rule_names, type_of
+
+
+def serialize_rule(rule: Rule | None) -> Any:
+    """Returns plain JSON for a rule: a name, or a class and its arguments or config."""
+    if rule is None:
+        return None
+    saved: dict[str, Any] = {"arguments": keras.saving.serialize_keras_object(dict(rule.arguments))}
+    if rule.config is not None:
+        config = {**rule.config, "learning_rate": 0.0}
+        saved["config"] = keras.saving.serialize_keras_object(config)
+    if isinstance(rule.target, str):
+        return {"name": rule.target, **saved}
+    cls = rule.target if isinstance(rule.target, type) else type_of(rule.target)
+    name = keras.saving.get_registered_name(cls)
+    return {"class": name, "module": cls.__module__, **saved}
+
+
+def deserialize_rule(config: Any) -> Rule | None:
+    """Returns the rule that `serialize_rule` was given.
+
+    Raises:
+        ValueError: If its class is neither registered, nor among the custom objects, nor defined
+            in a module that was imported.
+    """
+    if config is None:
+        return None
+    arguments = keras.saving.deserialize_keras_object(config["arguments"])
+    full = config.get("config")
+    if full is not None:
+        full = keras.saving.deserialize_keras_object(full)
+    target = config["name"] if "name" in config else _class_of(config["class"], config["module"])
+    return Rule(target, arguments, full)
+
+
+def _class_of(name: str, module: str) -> type:
+    registered = keras.saving.get_registered_object(name)
+    if isinstance(registered, type):
+        return registered
+    known = rule_names().get(name.lower())
+    if known is not None and known.__module__ == module:
+        return known
+    # A file must not import code, but what the program itself has imported may be used.
+    imported = getattr(sys.modules.get(module), name, None)
+    if isinstance(imported, type) and issubclass(imported, keras.optimizers.Optimizer):
+        return imported
+    raise ValueError(
+        f"The class of a saved rule must be known. Received: {name} of the module {module}. "
+        f'Import the module first, or pass `custom_objects={{"{name}": ...}}` when loading.'
+    )

@@ -1,0 +1,737 @@
+"""What every row of `cases.py` must keep, seen in weights and state and never in reported rates."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from cases import (
+    CASES,
+    DECAY,
+    PARTS,
+    PATHS,
+    RATE,
+    RATIOS,
+    RULES,
+    Case,
+    by_path,
+    initial_weights,
+    make_model,
+    numpy_of,
+    take_step,
+    tensors_of,
+    weights_of,
+)
+from grouped_reference import clipped
+
+import keras_groupopt as kgo
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def rows(cases: Sequence[Case]) -> Any:
+    """A parameter `case` for each row."""
+    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
+
+
+every_case = rows(CASES)
+every_rule = rows(RULES)
+every_plain_case = rows([case for case in CASES if case.keras_class])
+every_separable_case = rows([case for case in CASES if case.separable])
+
+
+@pytest.fixture
+def formula_holds(request: Any, backend: str, case: Case) -> None:
+    """The test fails where Keras' own rule departs from its formula."""
+    if backend in case.formula_faults:
+        reason = case.formula_faults[backend]
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+# What is compared -----------------------------------------------------------------------------
+
+
+def assert_same(actual: Arrays, expected: Arrays) -> None:
+    """Equal bit for bit, dtypes included."""
+    assert list(actual) == list(expected)
+    different = [p for p in expected if actual[p].tobytes() != expected[p].tobytes()]
+    assert not different, {p: (actual[p], expected[p]) for p in different}
+
+
+def assert_close(actual: Arrays, expected: Arrays, tolerance: float = 2e-6) -> None:
+    """Equal to rounding."""
+    assert list(actual) == list(expected)
+    for path, value in expected.items():
+        np.testing.assert_allclose(
+            actual[path], value, rtol=tolerance, atol=tolerance, err_msg=path
+        )
+
+
+def assert_all_moved(weights: Arrays) -> None:
+    """No equality of this run is one of weights that never moved."""
+    still = [p for p, w in initial_weights().items() if p in weights and np.all(w == weights[p])]
+    assert not still
+
+
+def state_of(optimizer: Any) -> dict[str, np.ndarray]:
+    """All saved state but the manifest, by key."""
+    store: dict[str, Any] = {}
+    optimizer.save_own_variables(store)
+    return {key: np.array(store[key]) for key in sorted(store) if key != "@manifest"}
+
+
+def counters_of(optimizer: Any) -> set[int]:
+    """The values of all step counters: the optimizer's and each rule's."""
+    own = [int(numpy_of(v)) for v in optimizer.variables if v.name == "iteration"]
+    moving = [group for group in optimizer.plan.groups if not group.group.frozen]
+    assert len(own) == 1 + len(moving)
+    return {int(numpy_of(optimizer.iterations)), *own}
+
+
+def halve_what_can_be_set(optimizer: Any) -> None:
+    """Halves the base rate, ratios and decays that are numbers."""
+    if isinstance(optimizer.plan.defaults.learning_rate, float):
+        optimizer.learning_rate = float(numpy_of(optimizer.learning_rate)) / 2
+    for planned in optimizer.plan.groups:
+        group = planned.group
+        if isinstance(group.learning_rate_ratio, float):
+            optimizer.set_learning_rate_ratio(group.name, group.learning_rate_ratio / 2)
+        if isinstance(group.weight_decay, float):
+            optimizer.set_weight_decay(group.name, group.weight_decay / 2)
+
+
+def without(values: Arrays, *paths: str) -> dict[str, np.ndarray | None]:
+    """Gradients of which some are missing."""
+    return {path: None if path in paths else value for path, value in values.items()}
+
+
+@pytest.fixture
+def missing_is_expected() -> Iterator[None]:
+    """Lets both libraries warn about missing gradients."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="(No gradient for|Gradients do not exist)")
+        yield
+
+
+@functools.cache
+def ten_steps(case: Case) -> list[dict[str, np.ndarray]]:
+    """The row's weights after each of ten eager steps, which several tests compare with."""
+    model = make_model()
+    optimizer = case.optimizer(model)
+    weights = []
+    for step in range(10):
+        take_step(optimizer, model, case.gradients(step))
+        weights.append(weights_of(model))
+    assert_all_moved(weights[-1])
+    return weights
+
+
+# Numbers --------------------------------------------------------------------------------------
+
+
+@every_case
+@pytest.mark.usefixtures("formula_holds")
+def test_ten_steps_match_the_float64_reference(case: Case) -> None:
+    expected = case.expected_weights([case.gradients(step) for step in range(10)])
+    assert_close(ten_steps(case)[-1], expected, case.tolerance)
+
+
+@every_plain_case
+def test_one_group_at_ratio_one_is_plain_keras(case: Case) -> None:
+    ours, theirs = make_model(), make_model()
+    groups = [kgo.Group("default", **case.group_options("backbone", 1.0))]
+    optimizer, plain = case.grouped(groups, model=ours), case.plain(1.0)
+    for step in range(3):
+        take_step(optimizer, ours, case.gradients(step))
+        take_step(plain, theirs, case.gradients(step))
+    assert_all_moved(weights_of(ours))
+    compare = assert_same if case.exact else assert_close
+    compare(weights_of(ours), weights_of(theirs))
+
+
+# Bit for bit where the same operations come in the same order.
+SETTINGS = {
+    "decay_and_clipvalue": ({"weight_decay": DECAY, "clipvalue": 0.5}, assert_same),
+    "decay_and_clipnorm": ({"weight_decay": DECAY, "clipnorm": 1.0}, assert_close),
+    "global_clipnorm": ({"global_clipnorm": 1.0}, assert_close),
+}
+
+
+@every_rule
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_decay_and_clipping_mean_what_plain_keras_means(case: Case, setting: str) -> None:
+    ours, theirs = make_model(), make_model()
+    options, compare = SETTINGS[setting]
+    optimizer = case.grouped((), model=ours, exclude_from_decay=(), **options)
+    renamed = dict(options)
+    if "weight_decay" in options:
+        renamed |= dict.fromkeys(case.decay_arguments, options["weight_decay"])
+    plain = case.plain(1.0, **renamed)
+    for step in range(2):
+        take_step(optimizer, ours, case.gradients(step))
+        take_step(plain, theirs, case.gradients(step))
+    compare(weights_of(ours), weights_of(theirs))
+
+
+@every_separable_case
+def test_a_group_at_a_ratio_is_that_optimizer_alone_at_that_rate(case: Case) -> None:
+    compare = assert_same if case.exact else assert_close
+    for part, ratio in RATIOS.items():
+        model = make_model()
+        alone = case.alone(model, part, ratio)
+        for step in range(4):
+            take_step(alone, model, case.gradients(step), parts=[part])
+        mine = {p: w for p, w in ten_steps(case)[3].items() if p.startswith(part)}
+        compare(mine, {p: weights_of(model)[p] for p in mine})
+
+
+def _ways(case: Case) -> dict[str, Callable[[], Any]]:
+    """All ways to give the row's rule."""
+    cls = case.keras_class
+    ways: dict[str, Callable[[], Any]] = {
+        "a rule of a name": lambda: kgo.rule(case.rule_name, **case.arguments),
+        "a rule of a class": lambda: kgo.rule(cls, **case.arguments),
+        "an instance": lambda: case.plain(1.0),
+    }
+    if not case.arguments:
+        ways |= {"a name": lambda: case.rule_name, "a class": lambda: cls}
+    return ways
+
+
+@every_rule
+def test_a_rule_is_the_same_however_it_is_given(case: Case) -> None:
+    theirs = make_model()
+    plain = case.plain(1.0)
+    for step in range(2):
+        take_step(plain, theirs, case.gradients(step))
+    for make in _ways(case).values():
+        ours = make_model()
+        group = kgo.Group("default", rule=make())
+        optimizer = kgo.GroupedOptimizer([group], model=ours, rule="sgd", learning_rate=RATE)
+        for step in range(2):
+            take_step(optimizer, ours, case.gradients(step))
+        assert_same(weights_of(ours), weights_of(theirs))
+
+
+@every_rule
+def test_the_joint_norm_is_that_of_all_gradients_laid_end_to_end(case: Case) -> None:
+    limit = 2.0
+    model, prescaled = make_model(), make_model()
+    optimizer, unclipped = case.optimizer(model, global_clipnorm=limit), case.optimizer(prescaled)
+    for step in range(2):
+        given = case.gradients(step)
+        take_step(optimizer, model, given)
+        short = clipped(limit, *given.values())
+        take_step(unclipped, prescaled, dict(zip(given, short, strict=True)))
+    assert_close(weights_of(model), weights_of(prescaled), 5e-6)
+
+
+def test_two_groups_of_gradients_3_and_4_share_a_limit_of_1() -> None:
+    model = make_model()
+    optimizer = kgo.GroupedOptimizer(
+        [kgo.Group("backbone", "backbone"), kgo.Group("head", "head")],
+        model=model,
+        rule="sgd",
+        learning_rate=1.0,
+        global_clipnorm=1.0,
+    )
+    given = {path: np.zeros_like(w) for path, w in initial_weights().items()}
+    given["backbone/bias"][0], given["head/gain"][()] = 3.0, 4.0
+    take_step(optimizer, model, given)
+    moved = {p: initial_weights()[p] - w for p, w in weights_of(model).items()}
+    np.testing.assert_allclose(moved["backbone/bias"], [0.6, 0.0, 0.0, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(moved["head/gain"], 0.8, rtol=1e-6)
+
+
+# Config and state -----------------------------------------------------------------------------
+
+
+@every_case
+def test_a_config_survives_json_and_makes_the_same_optimizer(case: Case) -> None:
+    model, other = make_model(), make_model()
+    optimizer = case.optimizer(model)
+    for change in (lambda: None, lambda: _build_and_halve(optimizer, model)):
+        change()
+        config = json.loads(json.dumps(optimizer.get_config()))
+        assert config == optimizer.get_config()
+        assert kgo.GroupedOptimizer.from_config(config).get_config() == config
+    serialized = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))
+    again = keras.optimizers.deserialize(serialized)
+    assert keras.optimizers.serialize(again) == serialized
+    if not case.config_is_whole:
+        with pytest.raises(ValueError, match=r"anchors of group .* are not known"):
+            take_step(again, other, case.gradients(0))
+        assert_same(weights_of(other), initial_weights())
+        return
+    take_step(optimizer, model, case.gradients(0))
+    take_step(again, other, case.gradients(0))
+    assert_all_moved(weights_of(model))
+    assert_same(weights_of(other), weights_of(model))
+
+
+def _build_and_halve(optimizer: Any, model: Any) -> None:
+    optimizer.build(model.trainable_variables)
+    halve_what_can_be_set(optimizer)
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What three steps of a row left, with rates halved after two, and what the fourth made."""
+
+    folder: pathlib.Path
+    weights: dict[str, np.ndarray]
+    state: dict[str, np.ndarray]
+    next_weights: dict[str, np.ndarray]
+    next_state: dict[str, np.ndarray]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: Any) -> Callable[[Case], Saved]:
+    """Trains and saves a row's model, once for all tests that load it."""
+
+    @functools.cache
+    def save(case: Case) -> Saved:
+        folder = tmp_path_factory.mktemp(case.name)
+        model = make_model()
+        optimizer = case.optimizer(model)
+        model.compile(optimizer=optimizer, loss="mse")
+        for step in range(3):
+            if step == 2:
+                halve_what_can_be_set(optimizer)
+            take_step(optimizer, model, case.gradients(step))
+        model.save(folder / "model.keras")
+        model.save_weights(folder / "model.weights.h5")
+        weights, state = weights_of(model), state_of(optimizer)
+        take_step(optimizer, model, case.gradients(3))
+        return Saved(folder, weights, state, weights_of(model), state_of(optimizer))
+
+    return save
+
+
+def _load_model(case: Case, folder: pathlib.Path) -> Any:
+    return keras.saving.load_model(folder / "model.keras")
+
+
+def _load_weights_before_build(case: Case, folder: pathlib.Path) -> Any:
+    model = make_model()
+    model.compile(optimizer=case.optimizer(model), loss="mse")
+    model.load_weights(folder / "model.weights.h5")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def _load_weights_after_build_in_reverse(case: Case, folder: pathlib.Path) -> Any:
+    model = make_model()
+    model.compile(optimizer=case.optimizer(model), loss="mse")
+    model.optimizer.build(model.trainable_variables[::-1])
+    model.load_weights(folder / "model.weights.h5")
+    return model
+
+
+LOADS = {
+    "a model": (_load_model, assert_same),
+    "weights before build": (_load_weights_before_build, assert_same),
+    # A norm sums its squares in the order of the variables.
+    "weights into another order": (_load_weights_after_build_in_reverse, assert_close),
+}
+
+
+@every_case
+@pytest.mark.parametrize("load", LOADS)
+def test_after_save_and_load_the_next_step_is_the_same(
+    case: Case, load: str, saved: Callable[[Case], Saved]
+) -> None:
+    before = saved(case)
+    load_from, compare = LOADS[load]
+    model = load_from(case, before.folder)
+    assert_same(weights_of(model), before.weights)
+    assert_same(state_of(model.optimizer), before.state)
+    assert counters_of(model.optimizer) == {3}
+    take_step(model.optimizer, model, case.gradients(3))
+    compare(weights_of(model), before.next_weights)
+    compare(state_of(model.optimizer), before.next_state)
+
+
+def _equal_towers() -> Any:
+    layers = [keras.layers.Dense(3, name=part) for part in PARTS]
+    return keras.Sequential([keras.Input((3,)), *layers])
+
+
+def _step_of_towers(model: Any, order: Sequence[str]) -> None:
+    variables = [v for part in order for v in model.get_layer(part).trainable_variables]
+    sizes = {"backbone": -2.0, "head": 1.0}
+    values = [sizes[v.path.split("/")[-2]] + np.zeros(v.shape, "float32") for v in variables]
+    tensors = [keras.ops.convert_to_tensor(value) for value in values]
+    model.optimizer.apply(tensors, variables)
+
+
+def test_a_saved_model_keeps_apart_what_only_names_tell_apart(tmp_path: Any) -> None:
+    model = _equal_towers()
+    groups = [kgo.Group("backbone", "backbone", learning_rate_ratio=0.5)]
+    model.compile(optimizer=kgo.GroupedOptimizer(groups, model=model), loss="mse")
+    _step_of_towers(model, ["head", "backbone"])
+    model.save(tmp_path / "model.keras")
+    restored = keras.saving.load_model(tmp_path / "model.keras")
+    assert_same(state_of(restored.optimizer), state_of(model.optimizer))
+    for each in (model, restored):
+        _step_of_towers(each, ["backbone", "head"])
+    for mine, theirs in zip(model.trainable_variables, restored.trainable_variables, strict=True):
+        assert numpy_of(mine).tobytes() == numpy_of(theirs).tobytes()
+
+
+def test_a_saved_model_whose_variables_came_in_another_order_is_refused_without_paths(
+    tmp_path: Any,
+) -> None:
+    model = _equal_towers()
+    groups = [kgo.Group("backbone", "**/backbone", learning_rate_ratio=0.5)]
+    model.compile(optimizer=kgo.GroupedOptimizer(groups), loss="mse")
+    _step_of_towers(model, ["head", "backbone"])
+    model.save(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match=r"in the order .* head/kernel"):
+        keras.saving.load_model(tmp_path / "model.keras")
+
+
+# Compiled, stateless, eager -------------------------------------------------------------------
+
+
+def compiled_step(
+    optimizer: Any, variables: list[Any]
+) -> tuple[Callable[[list[Any]], None], Callable[[], int]]:
+    """The step as the backend's training loop compiles it, and how often it was traced.
+
+    Keras compiles no step on torch: there it is `stateless_apply`, and traces are the frames
+    that `torch.compile` saw, plus one.
+    """
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        graph = tf.function(lambda values: optimizer.apply(values, variables))
+        return graph, graph.experimental_get_tracing_count
+    traces: list[int] = []
+
+    def stateless(state: list[Any], values: list[Any], weights: list[Any]) -> Any:
+        traces.append(1)
+        return optimizer.stateless_apply(state, values, weights)
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        stateless = jax.jit(stateless)
+
+    def step(values: list[Any]) -> None:
+        own = optimizer.variables
+        weights, state = stateless([v.value for v in own], values, [v.value for v in variables])
+        for variable, value in zip([*variables, *own], [*weights, *state], strict=True):
+            variable.assign(value)
+
+    if keras.backend.backend() == "jax":
+        return step, lambda: len(traces)
+    return step, lambda: 1 + _frames_seen_by_torch_compile()
+
+
+def _frames_seen_by_torch_compile() -> int:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else sum(dynamo.counters["frames"].values())
+
+
+@every_case
+@pytest.mark.usefixtures("stateless_is_eager")
+def test_a_compiled_step_gives_the_eager_numbers_and_is_traced_once(
+    case: Case, saved: Callable[[Case], Saved]
+) -> None:
+    model = make_model()
+    optimizer = case.optimizer(model)
+    variables = by_path(model)
+    optimizer.build(model.trainable_variables)
+    step, traces = compiled_step(optimizer, list(variables.values()))
+    for number in range(4):
+        if number == 2:
+            halve_what_can_be_set(optimizer)
+        step(tensors_of(case.gradients(number), variables))
+        assert counters_of(optimizer) == {number + 1}
+    assert traces() == 1
+    assert_close(weights_of(model), saved(case).next_weights, 5e-6)
+    assert_close(state_of(optimizer), saved(case).next_state, 5e-6)
+
+
+@pytest.fixture
+def stateless_is_eager(request: Any, backend: str, case: Case) -> None:
+    """The test fails where Keras' own rule is another one in a compiled or stateless step."""
+    if backend in case.stateless_faults:
+        reason = case.stateless_faults[backend]
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+def test_a_compiled_step_follows_a_changed_rate_ratio_and_decay() -> None:
+    model = make_model()
+    groups = [kgo.Group("backbone", "backbone", learning_rate_ratio=0.5, weight_decay=0.5)]
+    optimizer = kgo.GroupedOptimizer(
+        groups, model=model, rule="sgd", learning_rate=1.0, exclude_from_decay=()
+    )
+    variables = by_path(model)
+    optimizer.build(model.trainable_variables)
+    step, traces = compiled_step(optimizer, list(variables.values()))
+    # What is changed, then: the backbone's rate, its decay per step, and the head's rate.
+    changes: list[tuple[Callable[[], None], float, float, float]] = [
+        (lambda: None, 0.5, 0.25, 1.0),
+        (lambda: setattr(optimizer, "learning_rate", 0.5), 0.25, 0.125, 0.5),
+        (lambda: optimizer.set_learning_rate_ratio("backbone", 0.25), 0.125, 0.0625, 0.5),
+        (lambda: optimizer.set_weight_decay("backbone", 2.0), 0.125, 0.25, 0.5),
+        (lambda: optimizer.set_learning_rate_ratio("default", 0.0), 0.125, 0.25, 0.0),
+    ]
+    ones = {path: np.ones_like(w) for path, w in initial_weights().items()}
+    for change, backbone, decay, head in changes:
+        change()
+        before = weights_of(model)
+        step(tensors_of(ones, variables))
+        expected = {
+            path: w - (backbone + decay * w if path.startswith("backbone") else head)
+            for path, w in before.items()
+        }
+        assert_close(weights_of(model), expected)
+    assert traces() == 1
+
+
+@pytest.mark.backends("jax", "torch", reason="TensorFlow has no stateless_apply")
+@every_case
+@pytest.mark.usefixtures("stateless_is_eager")
+def test_a_stateless_step_is_the_eager_one_and_writes_into_nothing(case: Case) -> None:
+    model = make_model()
+    optimizer = case.optimizer(model)
+    optimizer.build(model.trainable_variables)
+    variables, own = by_path(model), optimizer.variables
+    state, weights = [v.value for v in own], [v.value for v in variables.values()]
+    for step in range(3):
+        values = tensors_of(case.gradients(step), variables)
+        untouched = [*state, *values, *weights, *(v.value for v in [*variables.values(), *own])]
+        before = [numpy_of(value) for value in untouched]
+        new_weights, new_state = optimizer.stateless_apply(state, values, weights)
+        for value, old in zip(untouched, before, strict=True):
+            assert numpy_of(value).tobytes() == old.tobytes()
+        weights, state = new_weights, new_state
+        assert_same(
+            dict(zip(variables, map(numpy_of, weights), strict=True)), ten_steps(case)[step]
+        )
+
+
+# Dtypes ---------------------------------------------------------------------------------------
+
+ROUNDING = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+
+
+@every_case
+@pytest.mark.parametrize("dtype", ROUNDING)
+def test_weights_slots_and_anchors_keep_their_dtype(
+    case: Case, dtype: str, backend: str, request: Any
+) -> None:
+    fault = case.low_precision_faults.get((backend, dtype))
+    if fault:
+        request.applymarker(pytest.mark.xfail(reason=fault, strict=True))
+    model, theirs = make_model(dtype), make_model(dtype)
+    groups = [kgo.Group("default", **case.group_options("backbone", 1.0))]
+    optimizer = case.grouped(groups, model=model) if case.keras_class else case.optimizer(model)
+    with pytest.warns(UserWarning, match="Weights in float16/bfloat16 lose"):
+        optimizer.build(model.trainable_variables)
+    of_weights = {tuple(v.shape) for v in model.trainable_variables} - {()}
+    slots = [v for v in optimizer.variables if tuple(v.shape) in of_weights]
+    dtypes = [keras.backend.standardize_dtype(v.dtype) for v in optimizer.variables]
+    for step in range(2):
+        take_step(optimizer, model, case.gradients(step))
+    assert {keras.backend.standardize_dtype(v.dtype) for v in model.trainable_variables} == {dtype}
+    assert {keras.backend.standardize_dtype(v.dtype) for v in slots} <= {dtype}
+    assert [keras.backend.standardize_dtype(v.dtype) for v in optimizer.variables] == dtypes
+    if case.keras_class:
+        plain = case.plain(1.0)
+        for step in range(2):
+            take_step(plain, theirs, case.gradients(step))
+        mine, expected = (
+            {path: w.astype("float32") for path, w in weights_of(each).items()}
+            for each in (model, theirs)
+        )
+        assert_close(mine, expected, 0.0 if case.exact else 16 * ROUNDING[dtype])
+
+
+@every_case
+def test_float32_weights_have_float32_slots_and_anchors(
+    case: Case, saved: Callable[[Case], Saved]
+) -> None:
+    state = saved(case).next_state
+    assert {w.dtype.name for w in ten_steps(case)[-1].values()} == {"float32"}
+    floats = [value for value in state.values() if np.issubdtype(value.dtype, np.floating)]
+    assert {value.dtype.name for value in floats} <= {"float32"}
+    assert all(np.all(np.isfinite(value)) for value in state.values())
+
+
+# Missing, frozen, constrained, sparse, overwritten --------------------------------------------
+
+
+@every_case
+@pytest.mark.usefixtures("formula_holds")
+def test_what_has_no_gradient_rests_while_the_others_go_on_and_one_counter_counts(
+    case: Case,
+) -> None:
+    model = make_model()
+    optimizer = case.optimizer(model)
+    steps: list[Any] = [case.gradients(step) for step in range(4)]
+    steps[1] = without(steps[1], "head/bias")
+    steps[2] = without(steps[2], *(path for path in PATHS if path.startswith("backbone")))
+    optimizer.build(model.trainable_variables)
+    assert counters_of(optimizer) == {0}
+    for number, given in enumerate(steps):
+        before = weights_of(model)
+        missing = [path for path, value in given.items() if value is None]
+        with warnings.catch_warnings(record=True) as said:
+            warnings.filterwarnings("always", message="No gradient for")
+            take_step(optimizer, model, given)
+        assert [", ".join(missing) in str(each.message) for each in said] == [True] * bool(missing)
+        after = weights_of(model)
+        assert_same({p: after[p] for p in missing}, {p: before[p] for p in missing})
+        assert counters_of(optimizer) == {number + 1}
+    assert_close(weights_of(model), case.expected_weights(steps), case.tolerance)
+
+
+@every_rule
+@pytest.mark.usefixtures("missing_is_expected")
+def test_a_resting_group_is_to_plain_keras_a_few_missing_gradients(case: Case) -> None:
+    ours, theirs = make_model(), make_model()
+    optimizer = case.optimizer(ours, ratios=dict.fromkeys(PARTS, 1.0))
+    plain = case.plain(1.0)
+    for step in range(3):
+        given: Any = case.gradients(step)
+        if step < 2:
+            given = without(given, *(p for p in PATHS if p.startswith("backbone")))
+        take_step(optimizer, ours, given)
+        take_step(plain, theirs, given)
+    assert_same(weights_of(ours), weights_of(theirs))
+
+
+@every_rule
+def test_variables_left_out_of_a_step_rest_and_the_counter_is_still_one(case: Case) -> None:
+    model = make_model()
+    optimizer = case.optimizer(model)
+    optimizer.build(model.trainable_variables)
+    for number, part in enumerate(["head", "backbone", "head"]):
+        before = weights_of(model)
+        take_step(optimizer, model, case.gradients(number), parts=[part])
+        after = weights_of(model)
+        assert [p for p in PATHS if after[p].tobytes() != before[p].tobytes()] == [
+            p for p in PATHS if p.startswith(part)
+        ]
+        assert counters_of(optimizer) == {number + 1}
+
+
+@every_rule
+def test_a_step_without_any_gradient_is_refused_and_counts_for_nothing(case: Case) -> None:
+    model = make_model()
+    optimizer = case.optimizer(model)
+    optimizer.build(model.trainable_variables)
+    before = state_of(optimizer)
+    with pytest.raises(ValueError, match="At least one gradient must be given"):
+        take_step(optimizer, model, dict.fromkeys(PATHS))
+    assert_same(weights_of(model), initial_weights())
+    assert_same(state_of(optimizer), before)
+    assert counters_of(optimizer) == {0}
+
+
+@every_case
+@pytest.mark.usefixtures("formula_holds")
+def test_a_frozen_group_is_untouched_and_owns_nothing(case: Case) -> None:
+    model = make_model()
+    optimizer = case.optimizer(model, frozen=["backbone"])
+    steps = [case.gradients(step) for step in range(2)]
+    for number, given in enumerate(steps):
+        take_step(optimizer, model, given)
+        assert counters_of(optimizer) == {number + 1}
+    frozen = {p: w for p, w in weights_of(model).items() if p.startswith("backbone")}
+    assert_same(frozen, {p: initial_weights()[p] for p in frozen})
+    assert not [key for key in state_of(optimizer) if "backbone" in key]
+    assert not [v.path for v in optimizer.variables if "backbone" in v.path]
+    assert {v.state_bytes for v in optimizer.plan["backbone"].variables} == {0}
+    # Out of the norm, too.
+    expected = case.expected_weights(steps, frozen=["backbone"])
+    assert_close(weights_of(model), expected, case.tolerance)
+
+
+@every_case
+@pytest.mark.usefixtures("formula_holds")
+def test_constraints_act_after_the_step(case: Case) -> None:
+    model = make_model()
+    constrained = [path for path in PATHS if not path.endswith("bias")]
+    for path in constrained:
+        by_path(model)[path].constraint = keras.constraints.NonNeg()
+    optimizer = case.optimizer(model)
+    steps = [case.gradients(step) for step in range(2)]
+    for given in steps:
+        take_step(optimizer, model, given)
+        weights = weights_of(model)
+        assert all(np.all(weights[path] >= 0) for path in constrained)
+    nonnegative = dict.fromkeys(constrained, lambda w: np.maximum(w, 0.0))
+    expected = case.expected_weights(steps, constraints=nonnegative)
+    assert_close(weights_of(model), expected, case.tolerance)
+
+
+@pytest.mark.backends("tensorflow", reason="the others have no sparse gradients")
+@every_case
+@pytest.mark.usefixtures("formula_holds")
+def test_sparse_gradients_with_repeated_rows_count_as_their_sum(case: Case) -> None:
+    import tensorflow as tf
+
+    model = make_model()
+    optimizer = case.optimizer(model)
+    variables, rows = by_path(model), np.array([2, 0, 2])
+    steps = []
+    for step in range(2):
+        dense, given = case.gradients(step), case.gradients(step)
+        for path in ("backbone/kernel", "head/kernel"):
+            dense[path] = np.zeros_like(given[path])
+            np.add.at(dense[path], rows, given[path][:3])
+        values = dict(zip(variables, tensors_of(given, variables), strict=True))
+        values |= {
+            path: tf.IndexedSlices(given[path][:3], rows, tf.constant(given[path].shape))
+            for path in ("backbone/kernel", "head/kernel")
+        }
+        optimizer.apply(list(values.values()), list(variables.values()))
+        steps.append(dense)
+    assert_close(weights_of(model), case.expected_weights(steps), case.tolerance)
+
+
+@every_case
+@pytest.mark.usefixtures("formula_holds")
+def test_a_variable_that_its_gradient_overwrites_takes_it_as_it_is(case: Case) -> None:
+    model = make_model()
+    by_path(model)["head/bias"].overwrite_with_gradient = True
+    optimizer = case.optimizer(model)
+    steps: list[Any] = []
+    for step in range(2):
+        given = {**case.gradients(step), "head/bias": np.full(3, 100.0 + step, "float32")}
+        take_step(optimizer, model, given)
+        steps.append(without(given, "head/bias"))
+        assert_same({"": weights_of(model)["head/bias"]}, {"": given["head/bias"]})
+        assert counters_of(optimizer) == {step + 1}
+    assert not [key for key in state_of(optimizer) if "head/bias" in key]
+    # To clipping and decay it is as if it had no gradient.
+    expected = case.expected_weights(steps) | {"head/bias": given["head/bias"]}
+    assert_close(weights_of(model), expected, case.tolerance)
+
+
+@every_rule
+def test_a_group_may_hold_a_scalar_alone(case: Case) -> None:
+    model, alone = make_model(), make_model()
+    optimizer = case.grouped([kgo.Group("scalar", kgo.variable_name("gain"))], model=model)
+    plain = case.plain(1.0)
+    for step in range(2):
+        given = case.gradients(step)
+        take_step(optimizer, model, given)
+        gradient = keras.ops.convert_to_tensor(given["head/gain"])
+        plain.apply([gradient], [by_path(alone)["head/gain"]])
+    mine, theirs = weights_of(model)["head/gain"], weights_of(alone)["head/gain"]
+    assert_same({"head/gain": mine}, {"head/gain": theirs})

@@ -1,0 +1,300 @@
+"""Each backend's operations on lists, against the generic ones and against NumPy in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_groupopt import kernels
+from keras_groupopt.kernels import generic
+
+FLOATS = ("float32", "bfloat16", "float16")
+
+# Shapes of the tensors in one list, and their dtypes: one dtype, or one for each tensor.
+SHAPES = {
+    "no tensor": [],
+    "a scalar": [()],
+    "one tensor": [(4, 3)],
+    "an empty tensor": [(0, 3), (2,)],
+    "many tensors": [(4, 3), (), (5,), (2, 1, 3), (1,), (7, 2)],
+}
+LISTS = [
+    pytest.param([(shape, dtype) for shape in shapes], id=f"{name}, {dtype}")
+    for name, shapes in SHAPES.items()
+    for dtype in FLOATS
+] + [
+    pytest.param(
+        [((4, 3), "float32"), ((2,), "bfloat16"), ((), "float16"), ((3, 1), "bfloat16")],
+        id="mixed dtypes",
+    )
+]
+SOME = [case for case in LISTS if not case.id.startswith("no tensor")]
+
+# Not a power of two, so that each dtype rounds it; large, so that a decay left out shows.
+FACTOR = 0.3
+
+
+def epsilon(dtype: str) -> float:
+    """The distance from 1 to the next number."""
+    return {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}[dtype]
+
+
+def tensors(described: list[tuple[tuple[int, ...], str]], seed: int = 0) -> list[Any]:
+    generator = np.random.default_rng(seed)
+    return [
+        ops.cast(ops.convert_to_tensor(generator.normal(size=shape).astype("float32")), dtype)
+        for shape, dtype in described
+    ]
+
+
+def variables(described: list[tuple[tuple[int, ...], str]], seed: int = 0) -> list[Any]:
+    made = []
+    for value in tensors(described, seed):
+        dtype = keras.backend.standardize_dtype(value.dtype)
+        variable = keras.Variable(np.zeros(value.shape, "float32"), dtype=dtype)
+        variable.assign(value)
+        made.append(variable)
+    return made
+
+
+def double(tensor: Any) -> np.ndarray:
+    return ops.convert_to_numpy(ops.cast(ops.convert_to_tensor(tensor), "float32")).astype(float)
+
+
+def dtypes(values: list[Any]) -> list[str]:
+    return [keras.backend.standardize_dtype(value.dtype) for value in values]
+
+
+def assert_within(
+    expected: list[np.ndarray], actual: list[Any], described: Any, roundings: float
+) -> None:
+    """Each element is right to so many roundings of its tensor's dtype, at the size of 1 and up."""
+    assert len(expected) == len(actual)
+    for right, value, (shape, dtype) in zip(expected, actual, described, strict=True):
+        found = double(value)
+        assert shape == found.shape
+        allowed = roundings * epsilon(dtype) / 2 * np.maximum(1.0, np.abs(right))
+        assert np.all(np.abs(found - right) <= allowed), (found, right)
+
+
+def scalar(value: float) -> Any:
+    return ops.convert_to_tensor(np.float32(value))
+
+
+@pytest.mark.parametrize("described", SOME)
+def test_the_global_norm_is_that_of_all_elements_in_float32(described):
+    gradients = tensors(described)
+    expected = np.sqrt(sum(np.sum(np.square(double(gradient))) for gradient in gradients))
+    actual = kernels.global_norm(gradients)
+    assert dtypes([actual]) == ["float32"]
+    assert actual.shape == ()
+    np.testing.assert_allclose(double(actual), expected, rtol=1e-6)
+    np.testing.assert_allclose(double(actual), double(generic.global_norm(gradients)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_global_norm_does_not_overflow_in_a_low_precision(dtype):
+    gradients = [ops.cast(ops.full((1000,), 300.0), dtype) for _ in range(3)]
+    expected = np.sqrt(3000.0) * float(double(gradients[0])[0])
+    np.testing.assert_allclose(double(kernels.global_norm(gradients)), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_the_global_norm_shows_an_element_that_is_not_finite(bad):
+    gradients = [ops.ones((3,)), ops.convert_to_tensor(np.array([1.0, bad], "float32"))]
+    assert not np.isfinite(double(kernels.global_norm(gradients)))
+
+
+@pytest.mark.parametrize("described", LISTS)
+def test_scale_multiplies_in_the_dtype_of_each_gradient(described):
+    gradients = tensors(described)
+    before = [double(gradient) for gradient in gradients]
+    actual = kernels.scale(gradients, scalar(FACTOR))
+    assert dtypes(actual) == [dtype for _, dtype in described]
+    assert_within([value * FACTOR for value in before], actual, described, 2)
+    assert_within(
+        [double(v) for v in generic.scale(gradients, scalar(FACTOR))], actual, described, 2
+    )
+    # The caller's gradients stay.
+    for value, gradient in zip(before, gradients, strict=True):
+        np.testing.assert_array_equal(value, double(gradient))
+
+
+def test_scale_takes_a_python_number():
+    (actual,) = kernels.scale([ops.convert_to_tensor(np.float32([4.0, -2.0]))], 0.25)
+    np.testing.assert_array_equal([1.0, -0.5], double(actual))
+
+
+@pytest.mark.parametrize("described", SOME)
+def test_clip_by_value_limits_each_element(described):
+    for gradient, (_, dtype) in zip(tensors(described), described, strict=True):
+        actual = kernels.clip_by_value(gradient, 0.5)
+        assert dtypes([actual]) == [dtype]
+        np.testing.assert_array_equal(np.clip(double(gradient), -0.5, 0.5), double(actual))
+        np.testing.assert_array_equal(double(generic.clip_by_value(gradient, 0.5)), double(actual))
+
+
+@pytest.mark.parametrize("described", LISTS)
+def test_shrink_takes_a_share_of_each_weight(described):
+    weights = variables(described)
+    expected = [double(weight) * (1.0 - FACTOR) for weight in weights]
+    kernels.shrink(weights, scalar(FACTOR))
+    assert dtypes(weights) == [dtype for _, dtype in described]
+    assert_within(expected, weights, described, 4)
+    plain = variables(described)
+    generic.shrink(plain, scalar(FACTOR))
+    assert_within([double(weight) for weight in plain], weights, described, 4)
+
+
+@pytest.mark.parametrize("described", LISTS)
+def test_pull_moves_each_weight_toward_its_anchor(described):
+    weights, anchors = variables(described), variables(described, seed=1)
+    kept = [double(anchor) for anchor in anchors]
+    expected = [
+        double(weight) - FACTOR * (double(weight) - anchor)
+        for weight, anchor in zip(weights, kept, strict=True)
+    ]
+    kernels.pull(weights, anchors, scalar(FACTOR))
+    assert dtypes(weights) == [dtype for _, dtype in described]
+    assert_within(expected, weights, described, 8)
+    plain = variables(described)
+    generic.pull(plain, anchors, scalar(FACTOR))
+    assert_within([double(weight) for weight in plain], weights, described, 8)
+    for value, anchor in zip(kept, anchors, strict=True):
+        np.testing.assert_array_equal(value, double(anchor))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_pull_keeps_the_precision_of_a_float32_anchor(dtype):
+    # The difference is smaller than the weight's dtype can tell from the anchor's size.
+    (weight,) = variables([((), dtype)])
+    weight.assign(1.0)
+    anchor = keras.Variable(1.0 + epsilon(dtype) / 8)
+    for _ in range(2):
+        kernels.pull([weight], [anchor], scalar(0.5))
+    assert float(double(weight)) == 1.0
+    weight.assign(0.0)
+    kernels.pull([weight], [anchor], scalar(1.0))
+    assert float(double(weight)) == 1.0
+
+
+@pytest.mark.parametrize("operation", ["shrink", "pull"])
+def test_a_factor_of_zero_leaves_the_bits_of_a_weight(operation):
+    described = [((4, 3), dtype) for dtype in FLOATS]
+    weights = variables(described)
+    before = [double(weight) for weight in weights]
+    more = [variables(described, seed=1)] if operation == "pull" else []
+    getattr(kernels, operation)(weights, *more, scalar(0.0))
+    for value, weight in zip(before, weights, strict=True):
+        np.testing.assert_array_equal(value, double(weight))
+
+
+def test_a_weight_on_its_anchor_stays_to_the_bit():
+    described = [((50,), dtype) for dtype in FLOATS]
+    weights, anchors = variables(described), variables(described)
+    kernels.pull(weights, anchors, scalar(FACTOR))
+    for weight, anchor in zip(weights, anchors, strict=True):
+        np.testing.assert_array_equal(double(anchor), double(weight))
+
+
+def test_own_values_are_equal_and_not_written_through(backend):
+    values = tensors([((3,), "float32"), ((), "bfloat16")])
+    owned = kernels.own(values)
+    for value, copy in zip(values, owned, strict=True):
+        np.testing.assert_array_equal(double(value), double(copy))
+    if backend == "torch":
+        owned[0].add_(1.0)
+        assert not np.array_equal(double(values[0]), double(owned[0]))
+
+
+def test_a_dense_gradient_has_no_repeated_rows_to_combine():
+    (gradient,) = tensors([((4, 3), "float32")])
+    assert kernels.combine_repeated_rows(gradient) is gradient
+
+
+def test_one_replica_is_not_refused():
+    kernels.check_replicas()
+
+
+def test_variables_can_be_made_outside_of_a_compiled_step():
+    with kernels.outside_compiled_step():
+        variable = keras.Variable(2.0)
+    assert float(double(variable)) == 2.0
+
+
+# Sparse gradients ----------------------------------------------------------------------------
+
+only_tensorflow = pytest.mark.backends("tensorflow", reason="sparse gradients")
+
+
+def slices(rows: list[int], dtype: str, height: int = 5) -> tuple[Any, np.ndarray]:
+    """A sparse gradient with these rows, and the dense one it stands for."""
+    import tensorflow as tf
+
+    (values,) = tensors([((len(rows), 2), dtype)])
+    dense = np.zeros((height, 2))
+    np.add.at(dense, rows, double(values))
+    shape = tf.constant([height, 2], tf.int64)
+    return tf.IndexedSlices(values, tf.constant(rows, tf.int64), shape), dense
+
+
+@only_tensorflow
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("rows", [[3], [0, 4], [2, 2], [1, 3, 1, 1, 0]], ids=str)
+class TestSparseGradients:
+    def test_repeated_rows_are_summed(self, rows, dtype):
+        gradient, dense = slices(rows, dtype)
+        actual = kernels.combine_repeated_rows(gradient)
+        indices = actual.indices.numpy().tolist()
+        assert sorted(set(rows)) == sorted(indices)
+        assert dtypes([actual]) == [dtype]
+        assert_within([dense], [ops.convert_to_tensor(actual)], [((5, 2), dtype)], 6)
+
+    def test_the_norm_is_that_of_the_dense_gradient(self, rows, dtype):
+        gradient, _ = slices(rows, dtype)
+        combined = kernels.combine_repeated_rows(gradient)
+        dense = double(ops.convert_to_tensor(combined))
+        (other,) = tensors([((3,), "float32")], seed=1)
+        expected = np.sqrt(np.sum(np.square(dense)) + np.sum(np.square(double(other))))
+        actual = kernels.global_norm([combined, other])
+        np.testing.assert_allclose(double(actual), expected, rtol=1e-6)
+
+    def test_scaling_and_clipping_keep_it_sparse(self, rows, dtype):
+        import tensorflow as tf
+
+        gradient = kernels.combine_repeated_rows(slices(rows, dtype)[0])
+        dense = double(ops.convert_to_tensor(gradient))
+        (scaled,) = kernels.scale([gradient], scalar(FACTOR))
+        clipped = kernels.clip_by_value(gradient, 0.5)
+        for actual in (scaled, clipped):
+            assert isinstance(actual, tf.IndexedSlices)
+            assert dtypes([actual]) == [dtype]
+        described = [((5, 2), dtype)]
+        assert_within([dense * FACTOR], [ops.convert_to_tensor(scaled)], described, 2)
+        assert_within([np.clip(dense, -0.5, 0.5)], [ops.convert_to_tensor(clipped)], described, 0)
+
+
+@only_tensorflow
+def test_the_operations_are_the_same_in_a_graph():
+    import tensorflow as tf
+
+    described = [((4, 3), "float32"), ((2,), "bfloat16")]
+    weights, anchors = variables(described), variables(described, seed=1)
+    same, same_anchors = variables(described), variables(described, seed=1)
+    gradients = tensors(described)
+
+    def step(factor):
+        kernels.shrink(weights[:1], factor)
+        kernels.pull(weights[1:], anchors[1:], factor)
+        return kernels.global_norm(kernels.scale(gradients, factor))
+
+    norm = tf.function(step)(scalar(FACTOR))
+    generic.shrink(same[:1], scalar(FACTOR))
+    generic.pull(same[1:], same_anchors[1:], scalar(FACTOR))
+    assert_within([double(weight) for weight in same], weights, described, 4)
+    expected = generic.global_norm(generic.scale(gradients, scalar(FACTOR)))
+    np.testing.assert_allclose(double(norm), double(expected), rtol=1e-2)

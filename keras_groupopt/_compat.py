@@ -14,8 +14,8 @@ __all__ = [
     "has_decay_exclusion",
     "layer_class_names",
     "layer_classes",
-    "numpy_of",
     "own_variables",
+    "skip_step",
     "track_all_state",
 ]
 
@@ -65,14 +65,6 @@ def layer_classes() -> Iterator[type[Any]]:
             yield cls
 
 
-def numpy_of(variable: Any) -> np.ndarray:
-    """Returns the value of a variable or tensor as an array.
-
-    `Variable.__array__` lacks an argument that NumPy 2 asks for, and NumPy warns; tensors have it.
-    """
-    return np.asarray(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable)))
-
-
 def declared_learning_rate(optimizer: Any) -> Any:
     """Returns the rate an optimizer was made with: a float, a schedule or a function.
 
@@ -81,8 +73,21 @@ def declared_learning_rate(optimizer: Any) -> Any:
     rate = optimizer._learning_rate
     if isinstance(rate, keras.Variable):
         # The shortest decimal that rounds to the float32 value: 0.1 rather than 0.10000000149.
-        return float(str(np.float32(numpy_of(rate))))
+        return float(str(np.float32(keras.ops.convert_to_numpy(rate))))
     return rate
+
+
+def skip_step(rule: Any) -> None:
+    """Counts a step in which no variable of `rule` has a gradient.
+
+    Keras refuses to apply no gradient at all; among several groups it is an ordinary step.
+    """
+    if isinstance(rule, keras.optimizers.Nadam):
+        # The product of its momentum schedule is advanced in a hook of `apply`, once per step.
+        product = rule._u_product
+        step = keras.ops.cast(rule.iterations + 1, product.dtype)
+        rule.assign(product, product * rule.beta_1 * (1.0 - 0.5 * keras.ops.power(0.96, step)))
+    rule.iterations.assign_add(1)
 
 
 def has_decay_exclusion(optimizer: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import _compat, walk
+from keras_groupopt import walk
 from keras_groupopt.plan import Plan, PlannedGroup, PlannedVariable
 
 
@@ -19,7 +19,7 @@ def given_values(planned: PlannedGroup, plan: Plan, model: Any) -> dict[int, np.
 
     Args:
         planned: A group whose anchor is of kind `"given"` and has a source.
-        plan: The plan it is in. A mapping that stands for all groups may name variables of any.
+        plan: The plan it is in.
         model: The model, needed to read a `.weights.h5` file; may be `None` otherwise.
 
     Raises:
@@ -34,10 +34,10 @@ def given_values(planned: PlannedGroup, plan: Plan, model: Any) -> dict[int, np.
         values = _from_mapping(_read(source, model, where), anchored, f"{where}, file {source!r}")
     elif isinstance(source, Mapping):
         values = _from_mapping(source, anchored, where)
-        whole = anchor is plan.defaults.anchor
-        known = {v.path for v in (plan.variables if whole else planned.variables)}
+        known = {variable.path for variable in planned.variables}
         unknown = [path for path in source if path not in known]
-        if unknown:
+        # Given for all groups, it may hold the whole model's weights.
+        if unknown and anchor is not plan.defaults.anchor:
             near = difflib.get_close_matches(unknown[0], [v.path for v in anchored], n=3)
             raise ValueError(
                 f"`anchor` must name variables of its group. Received: {unknown[0]!r} in {where}. "
@@ -110,7 +110,7 @@ def _read(path: str, model: Any, where: str) -> dict[str, np.ndarray]:
     catalog = walk.describe_model(source)
     by_identity = {id(variable): variable for variable in source.variables}
     return {
-        info.path: _compat.numpy_of(by_identity[info.identity])
+        info.path: keras.ops.convert_to_numpy(by_identity[info.identity])
         for info in catalog.infos
         if info.identity in by_identity
     }

@@ -15,7 +15,7 @@ from keras_groupopt import plan as planning
 from keras_groupopt.arguments import check_clipping, check_number, check_scalar
 from keras_groupopt.declaration import Declaration, check_base, check_choice, check_default_rule
 from keras_groupopt.groups import as_anchor, as_exclusion, as_groups, as_rule
-from keras_groupopt.parts import Parts
+from keras_groupopt.parts import Parts, overwritten_by_gradient
 from keras_groupopt.rules import registry
 from keras_groupopt.selectors import default_exclude_from_decay
 
@@ -202,9 +202,12 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         if self._declaration.live_model(required=False) is None:
             self.bind(model)
         made = None if parts.received_in is None else parts.received_in()
-        if made is None or made is not model.train_function or parts.received == now:
+        received = parts.received
+        if received is None or made is None or made is not model.train_function:
             return
-        changed = [v.path for v in parts.plan.variables if v.position in now ^ parts.received]
+        changed = [v.path for v in parts.plan.variables if v.position in now ^ received]
+        if not changed:
+            return
         raise ValueError(
             "`trainable` must not change between `compile` and `fit`: a compiled step keeps "
             f"training the variables it was made for. Received: changed {', '.join(changed[:5])}"
@@ -213,6 +216,11 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         )
 
     def _resolve(self, variables: list[Any]) -> planning.Plan:
+        plan = self._resolve_declared(variables)
+        overwritten = [i for i, v in enumerate(variables) if overwritten_by_gradient(v)]
+        return planning.without_decay(plan, overwritten)
+
+    def _resolve_declared(self, variables: list[Any]) -> planning.Plan:
         declaration = self._declaration
         groups, defaults = declaration.groups, declaration.defaults
         if declaration.records is not None:

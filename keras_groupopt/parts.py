@@ -108,7 +108,9 @@ class GroupParts:
     def drift(self) -> Tensor:
         """Returns `‖w − a‖` over the anchored variables, a float32 scalar."""
         squares = [
-            keras.ops.sum(keras.ops.square(keras.ops.cast(v - a, "float32")))
+            keras.ops.sum(
+                keras.ops.square(keras.ops.stop_gradient(keras.ops.cast(v - a, "float32")))
+            )
             for v, a in zip(self.variables, self.anchors, strict=True)
             if a is not None
         ]
@@ -158,7 +160,7 @@ class GroupParts:
 
     def skip(self) -> None:
         """Counts a step in which the group had no gradient, so that groups stay in phase."""
-        self.rule.iterations.assign_add(1)
+        _compat.skip_step(self.rule)
 
     @property
     def rule_variables(self) -> list[Any]:
@@ -195,6 +197,7 @@ class Parts:
 
     def __init__(self, plan: Plan, optimizer: Any, variables: Sequence[Any], model: Any) -> None:
         self.plan = plan
+        self.variables = list(variables)
         self.groups = [
             GroupParts(
                 planned, plan, optimizer, [variables[v.position] for v in planned.variables], model

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import _compat, config
+from keras_groupopt import config
 from keras_groupopt.parts import Parts
 from keras_groupopt.plan import Plan
 
@@ -64,7 +64,7 @@ def write(store: Any, entries: Mapping[str, Any], manifest: Mapping[str, Any]) -
     text = json.dumps(manifest, separators=(",", ":"))
     store[MANIFEST] = np.frombuffer(text.encode(), dtype="uint8")
     for key, variable in entries.items():
-        store[stored_name(key)] = _compat.numpy_of(variable)
+        store[stored_name(key)] = keras.ops.convert_to_numpy(variable)
 
 
 def read_manifest(store: Any) -> dict[str, Any]:
@@ -84,6 +84,8 @@ def read_manifest(store: Any) -> dict[str, Any]:
         ) from error
     try:
         manifest = json.loads(text)
+        if not isinstance(manifest, dict):
+            raise ValueError(f"it is of type {type(manifest).__name__}")
     except ValueError as error:
         raise ValueError(f"The manifest of the optimizer state is damaged: {error}.") from error
     if manifest.get("format") != FORMAT:

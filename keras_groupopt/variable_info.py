@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 __all__ = ["LayerInfo", "VariableCatalog", "VariableInfo"]
+
+# What Keras calls variables that are given no name.
+_AUTOMATIC_VARIABLE = re.compile(r"variable(_\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +92,10 @@ class VariableInfo:
 
     @property
     def keras_path_is_stable(self) -> bool:
-        """Whether no layer name in `keras_path` is an automatic one, numbered per process."""
+        """Whether no name in `keras_path` is an automatic one, numbered per process."""
         automatic = {layer.raw_name for layer in self.layers if layer.automatic}
-        return automatic.isdisjoint(self.keras_path.split("/"))
+        *above, name = self.keras_path.split("/")
+        return automatic.isdisjoint(above) and not _AUTOMATIC_VARIABLE.fullmatch(name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,21 +249,27 @@ class VariableCatalog:
         """Returns the `n` real paths most like `text`, of layers and of variables.
 
         A layer whose own Keras name is `text` comes first; then paths like `text` as a whole or in
-        their last names, whatever the case.
+        their last names, whatever the case; if there are none, paths with a name like one level of
+        `text`, the last level first.
 
         Args:
             text: What was asked for: a path or a pattern.
             n: How many to return at most.
         """
         found = [layer.path for layer in self.layers_by_path.values() if layer.raw_name == text]
+        found += self._like(text, n)
+        for level in reversed(text.split("/")):
+            found = found or self._like(level, n)
+        return list(dict.fromkeys(found))[:n]
+
+    def _like(self, text: str, n: int) -> list[str]:
         by_end: dict[str, list[str]] = {}
         levels = text.count("/") + 1
         for path in dict.fromkeys((*self.layer_paths, *self.paths)):
             for key in {path.lower(), "/".join(path.split("/")[-levels:]).lower()}:
                 by_end.setdefault(key, []).append(path)
-        for key in difflib.get_close_matches(text.lower(), by_end, n=n, cutoff=0.6):
-            found += sorted(by_end[key], key=len)
-        return list(dict.fromkeys(found))[:n]
+        near = difflib.get_close_matches(text.lower(), by_end, n=n, cutoff=0.6)
+        return [path for key in near for path in sorted(by_end[key], key=len)]
 
 
 def _layers_above(path: str) -> Iterator[str]:

@@ -36,7 +36,7 @@ def describe_model(model: keras.Layer) -> VariableCatalog:
     the way down; its other places are aliases, as is `variable.path`.
 
     Args:
-        model: A Keras model (or layer) that is built. Layers in it that are not built yet have no
+        model: A Keras model (or layer) that is built. Layers in it that were never built have no
             variables; their paths are kept in `unbuilt_layers`.
 
     Returns:
@@ -44,7 +44,7 @@ def describe_model(model: keras.Layer) -> VariableCatalog:
 
     Raises:
         TypeError: If `model` is not a Keras model or layer.
-        ValueError: If `model` is not built.
+        ValueError: If `model` is not built and layers in it are not either.
 
     Example:
     >>> import keras
@@ -58,15 +58,17 @@ def describe_model(model: keras.Layer) -> VariableCatalog:
             "`model` must be a Keras model or layer. "
             f"Received: model={model!r} (of type {type(model).__name__})."
         )
-    if not model.built:
+    walk = _Walk()
+    walk.enter(model, "", ())
+    # A model may be used by its parts alone and never say that it is built.
+    if not model.built and (walk.unbuilt or not walk.places):
+        missing = ", ".join(map(repr, walk.unbuilt[:5])) or "any layer"
         raise ValueError(
             "`model` must be built before its variables can be named. "
-            f"Received: model named {model.name!r}, which has no input shape yet. "
+            f"Received: model named {model.name!r}, without variables for {missing}. "
             "Call `model.build(input_shape)`, call it once on a batch, or start it with "
             "`keras.Input`."
         )
-    walk = _Walk()
-    walk.enter(model, "", ())
     weights = {id(variable): variable for variable in model.weights}
     trainable = {id(variable): variable for variable in model.trainable_variables}
     variables = {**weights, **trainable}
@@ -95,6 +97,9 @@ def describe_variables(variables: Iterable[keras.Variable]) -> VariableCatalog:
     Returns:
         A provisional catalog, in the same order.
 
+    Raises:
+        TypeError: If one is no variable.
+
     Example:
     >>> import keras
     >>> layer = keras.layers.Dense(2, name="head")
@@ -103,7 +108,7 @@ def describe_variables(variables: Iterable[keras.Variable]) -> VariableCatalog:
     ('head/kernel', 'head/bias')
     """
     variables = list(variables)
-    raw_paths = [tuple(str(variable.path).split("/")) for variable in variables]
+    raw_paths = [tuple(_keras_path(variable).split("/")) for variable in variables]
     levels = _levels_below(raw_paths)
     infos = []
     taken: set[str] = set()
@@ -184,7 +189,8 @@ class _Walk:
 def _variable_info(variable: Any, places: list[_Place], trainable: bool) -> VariableInfo:
     first, *others = places
     paths = [place.path for place in places]
-    keras_path = "" if variable.path in paths else str(variable.path)
+    keras_path = _keras_path(variable)
+    keras_path = "" if keras_path in paths else keras_path
     aliases = [*paths[1:], keras_path] if keras_path else paths[1:]
     above = {layer.path: layer for place in others for layer in place.layers}
     for layer in first.layers:
@@ -203,10 +209,24 @@ def _variable_info(variable: Any, places: list[_Place], trainable: bool) -> Vari
     )
 
 
+def _keras_path(variable: Any) -> str:
+    """Returns `variable.path`, or the name of a `tf.Variable`, which has no path."""
+    path = getattr(variable, "path", None)
+    if path is None and hasattr(variable, "assign") and isinstance(variable.name, str):
+        path = variable.name.partition(":")[0].strip("/")
+    if not isinstance(path, str):
+        raise TypeError(
+            "Variables must be Keras variables. Received: an object of type "
+            f"{type(variable).__module__}.{type(variable).__name__}. Use "
+            "`model.trainable_variables`, or make variables by `keras.Variable`."
+        )
+    return path
+
+
 @lru_cache(maxsize=1024)
-def _variable_names(names: _Names) -> list[str]:
+def _variable_names(names: _Names) -> _Names:
     """Names of the variables of one owner; Keras calls those without a name `variable`, `_n`."""
-    return number_siblings(names, automatic_bases(names, [{"variable"}] * len(names)))
+    return tuple(number_siblings(names, automatic_bases(names, [{"variable"}] * len(names))))
 
 
 def _untaken(path: str, taken: set[str]) -> str:
@@ -245,9 +265,9 @@ def _renamed(
     ]
 
 
-def _tell_apart(paths: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _tell_apart(paths: list[_Names]) -> list[_Names]:
     """Numbers the owners (or the variables, if they have none) of paths that are equal."""
-    occurrences: dict[tuple[str, ...], int] = {}
+    occurrences: dict[_Names, int] = {}
     order = []
     for path in paths:
         occurrences[path] = occurrences.get(path, 0) + 1

@@ -12,6 +12,7 @@ import pytest
 import references as reference
 
 from keras_groupopt.rules import RAdam
+from keras_groupopt.rules.radam import _rectification
 
 BACKEND = keras.backend.backend()
 SHAPES = {"kernel": (3, 4), "bias": (4,)}
@@ -186,15 +187,26 @@ def test_the_rate_may_be_an_integer_or_a_numpy_scalar(rate: Any) -> None:
     assert float(RAdam(rate).learning_rate) == float(rate)
 
 
-def test_update_step_alone_is_a_step_of_apply() -> None:
+def test_update_step_alone_after_apply_is_the_second_step() -> None:
+    """Nothing of the first step is left over, such as its bias correction."""
     weights = [keras.Variable([1.0, 2.0]) for _ in range(2)]
-    gradient = keras.ops.convert_to_tensor([0.5, -1.0])
-    whole, single = RAdam(0.1), RAdam(0.1)
-    whole.apply([gradient], [weights[0]])
-    single.build([weights[1]])
+    gradients = [keras.ops.convert_to_tensor(g) for g in ([0.5, -1.0], [2.0, 0.25])]
+    optimizers = RAdam(0.1), RAdam(0.1)
+    for optimizer, weight in zip(optimizers, weights, strict=True):
+        optimizer.apply([gradients[0]], [weight])
+    optimizers[0].apply([gradients[1]])
     native = weights[1].value if BACKEND == "tensorflow" else weights[1]
-    single.update_step(gradient, native, keras.ops.convert_to_tensor(0.1))
+    optimizers[1].update_step(gradients[1], native, keras.ops.convert_to_tensor(0.1))
     np.testing.assert_allclose(numpy(weights[1].value), numpy(weights[0].value), rtol=1e-6)
+
+
+@pytest.mark.parametrize("beta_2", [0.999, 0.95, 0.7])
+def test_the_side_that_is_not_used_is_finite(beta_2: float) -> None:
+    """The root would be of a negative number at ρ between 2 and 4."""
+    steps = keras.ops.arange(1, 6, dtype="float32")
+    trusted, factor = _rectification(beta_2, steps)
+    assert not keras.ops.convert_to_numpy(trusted).any()
+    assert np.isfinite(keras.ops.convert_to_numpy(factor)).all()
 
 
 def test_a_variable_without_gradient_stays_and_the_step_counts() -> None:
@@ -384,9 +396,9 @@ def test_a_decay_rate_outside_of_0_to_1_is_refused(name: str, value: Any) -> Non
         RAdam(**{name: value})
 
 
-@pytest.mark.parametrize("value", [-1e-8, float("nan"), "small", None])
-def test_a_negative_epsilon_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"`epsilon` must be .* at least 0\. Received: epsilon="):
+@pytest.mark.parametrize("value", [-1e-8, float("nan"), float("inf"), "small", None])
+def test_an_epsilon_that_is_negative_or_not_finite_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"`epsilon` must be .* at least 0 .* Received: epsilon="):
         RAdam(epsilon=value)
 
 

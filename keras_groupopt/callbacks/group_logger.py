@@ -9,7 +9,6 @@ from typing import Any
 
 import keras
 
-from keras_groupopt import _compat
 from keras_groupopt.callbacks.unwrap import unwrap
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
 
@@ -97,7 +96,7 @@ class GroupLogger(keras.callbacks.Callback):
 
 
 def _warn_of_late_weights(optimizer: GroupedOptimizer) -> None:
-    if int(_compat.numpy_of(optimizer.iterations)) > 0:
+    if int(keras.ops.convert_to_numpy(optimizer.iterations)) > 0:
         return
     drift = optimizer.anchor_drift()
     late = [
@@ -138,4 +137,4 @@ def _log_names(groups: Iterable[str]) -> list[str]:
 
 
 def _as_float(value: Any) -> float:
-    return float(_compat.numpy_of(value))
+    return float(keras.ops.convert_to_numpy(value))

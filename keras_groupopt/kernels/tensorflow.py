@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 Tensor = Any
@@ -79,5 +80,6 @@ def clip_by_value(gradient: Tensor, limit: float) -> Tensor:
 def shrink(variables: Sequence[Any], factor: Tensor) -> None:
     """Does `w ← w − factor · w` for each variable, in place."""
     for variable in variables:
-        value = variable.value
+        # A training loop of its own may bring variables of `tf.Module`.
+        value = variable.value if isinstance(variable, keras.Variable) else variable
         value.assign_sub(value * tf.cast(factor, value.dtype))

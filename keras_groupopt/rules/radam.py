@@ -84,14 +84,10 @@ class RAdam(keras.optimizers.Optimizer):
             # Keras refuses integers and NumPy scalars.
             learning_rate = float(learning_rate)
         super().__init__(learning_rate=learning_rate, **kwargs)
-        self.beta_1 = _decay_rate("beta_1", beta_1)
-        self.beta_2 = _decay_rate("beta_2", beta_2)
-        if not isinstance(epsilon, numbers.Real) or not epsilon >= 0:
-            raise ValueError(
-                f"`epsilon` must be a number of at least 0. Received: epsilon={epsilon!r}"
-            )
-        self.epsilon = float(epsilon)
-        self._this_step = _ThisStep()
+        self.beta_1: float = _checked("beta_1", beta_1, below=1.0)
+        self.beta_2: float = _checked("beta_2", beta_2, below=1.0)
+        self.epsilon: float = _checked("epsilon", epsilon, below=math.inf)
+        self._this_step: _ThisStep = _ThisStep()
 
     def build(self, variables: Sequence[Any]) -> None:
         """Create the two moments of each variable.
@@ -147,14 +143,12 @@ class RAdam(keras.optimizers.Optimizer):
 
     def _scalars(self, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
         """1 - β₁ᵗ, whether ρ > 5, and r √(1 - β₂ᵗ), at this step."""
-        shared = self._this_step.scalars
-        if shared is not None and dtype in shared:
-            return shared[dtype]
-        step = ops.cast(self.iterations, dtype) + 1.0
-        scalars = (_bias_correction(self.beta_1, step), *_rectification(self.beta_2, step))
-        if shared is not None:
-            shared[dtype] = scalars
-        return scalars
+        shared = {} if self._this_step.scalars is None else self._this_step.scalars
+        if dtype not in shared:
+            step = ops.cast(self.iterations, dtype) + 1.0
+            correction = _bias_correction(self.beta_1, step)
+            shared[dtype] = (correction, *_rectification(self.beta_2, step))
+        return shared[dtype]
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor arguments.
@@ -162,7 +156,7 @@ class RAdam(keras.optimizers.Optimizer):
         Returns:
             A dictionary of plain values, from which `from_config` makes an equal optimizer.
         """
-        config = super().get_config()
+        config: dict[str, Any] = super().get_config()
         config.update(beta_1=self.beta_1, beta_2=self.beta_2, epsilon=self.epsilon)
         return config
 
@@ -177,12 +171,14 @@ class _ThisStep:
     scalars: dict[str, tuple[Tensor, Tensor, Tensor]] | None = None
 
 
-def _decay_rate(name: str, value: Any) -> float:
-    if not isinstance(value, numbers.Real) or not 0 <= value < 1:
+def _checked(name: str, value: Any, below: float) -> float:
+    number = float(value) if isinstance(value, numbers.Real) else math.nan
+    if not 0 <= number < below:
+        rule = f"less than {below:g}" if below < math.inf else "finite"
         raise ValueError(
-            f"`{name}` must be a number of at least 0 and less than 1. Received: {name}={value!r}"
+            f"`{name}` must be a number of at least 0 and {rule}. Received: {name}={value!r}"
         )
-    return float(value)
+    return number
 
 
 def _decay_exponent(beta: float) -> float:

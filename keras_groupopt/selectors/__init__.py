@@ -93,29 +93,30 @@ def regex(pattern: str) -> Selector:
     return leaves.Regex(pattern)
 
 
-def layer(layer: Any) -> Selector:
-    """Chooses the variables of one layer, those of the layers in it included.
+def layer(*layers: Any) -> Selector:
+    """Chooses the variables of layers, those of the layers in them included.
 
     A layer object is found by the identity of its weights, at whatever place it sits, and needs no
     `model=`; it is looked at when the selector is resolved, and written to a config as its path.
+    One layer must have weights; of several, such as `model.layers[5:]`, some may never have any.
 
     Args:
-        layer: A Keras layer or model; or a layer path; or the name of a layer, if only one in the
-            model has it. A string is taken literally, without wildcards.
+        layers: Keras layers or models; or layer paths; or names of layers that only one in the
+            model has. A string is taken literally, without wildcards.
 
     Returns:
         The selector.
 
     Raises:
-        TypeError: If it is neither.
-        ValueError: When resolved, if none of its weights is in the model, or if the name is that of
-            several layers.
+        TypeError: If one is neither.
+        ValueError: If none is given; when resolved, if a layer is not in the model or not built, or
+            if a name is that of several layers.
 
     Example:
     >>> layer("encoder/block_1")
     layer("encoder/block_1")
     """
-    return held.Layer(layer)
+    return held.Layer(*layers)
 
 
 def layer_type(*names: str | type) -> Selector:

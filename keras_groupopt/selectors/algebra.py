@@ -98,7 +98,12 @@ class Selector(ABC):
                 f"Received: config={config!r}."
             )
         arguments = {name: value for name, value in config.items() if name != "selector"}
-        return Selector._kinds[kind]._from_arguments(arguments)
+        try:
+            return Selector._kinds[kind]._from_arguments(arguments)
+        except (KeyError, TypeError, IndexError) as error:
+            raise ValueError(
+                f"`config` must be what `get_config` returned. Received: config={config!r}."
+            ) from error
 
     def is_serializable(self) -> bool:
         """Returns whether `get_config` works once the catalog is known."""
@@ -257,16 +262,27 @@ def as_selector(value: Any, argument: str = "selector") -> Selector:
     if isinstance(value, str):
         return Selector._kinds["path"](value)  # type: ignore[call-arg]
     if isinstance(value, (list, tuple)):
-        if not value:
-            raise ValueError(f"`{argument}` must not be empty. Received: {argument}={value!r}.")
-        parts = [as_selector(part, argument) for part in value]
-        return Or(*parts) if len(parts) > 1 else parts[0]
-    if not isinstance(value, type) and hasattr(value, "weights") and hasattr(value, "name"):
+        return _any_of(value, argument)
+    if _is_layer(value):
         return Selector._kinds["layer"](value)  # type: ignore[call-arg]
     raise TypeError(
         f"`{argument}` must be a layer path, a layer, a selector, or a list of these. "
         f"Received: {argument}={value!r} (of type {type(value).__name__}).{_hint(value)}"
     )
+
+
+def _any_of(values: list[Any] | tuple[Any, ...], argument: str) -> Selector:
+    layers = [value for value in values if _is_layer(value)]
+    # Together, since some in a list such as `model.layers` never have weights.
+    parts = [Selector._kinds["layer"](*layers)] if layers else []
+    parts += [as_selector(value, argument) for value in values if not _is_layer(value)]
+    if not parts:
+        raise ValueError(f"`{argument}` must not be empty. Received: {argument}={values!r}.")
+    return Or(*parts) if len(parts) > 1 else parts[0]
+
+
+def _is_layer(value: Any) -> bool:
+    return not isinstance(value, type) and hasattr(value, "weights") and hasattr(value, "name")
 
 
 def _hint(value: Any) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_groupopt.selectors.algebra import Selector
+from keras_groupopt.selectors.algebra import Or, Selector
 from keras_groupopt.selectors.leaf import Leaf, nearest, quote
+from keras_groupopt.selectors.leaves import Everything
 from keras_groupopt.variable_info import VariableCatalog, VariableInfo
 
 __all__ = ["Layer", "Variables", "Where", "set_function_serializer"]
@@ -35,72 +36,107 @@ def set_function_serializer(
 
 
 class Layer(Leaf):
-    """Variables of one layer, held as the object or named."""
+    """Variables of layers, held as objects or named."""
 
     kind = "layer"
 
-    def __init__(self, target: Any) -> None:
-        if isinstance(target, type) or not (isinstance(target, str) or hasattr(target, "weights")):
-            raise TypeError(
-                "`layer` must be a Keras layer, or the name or path of one. "
-                f"Received: layer={target!r} (of type {type(target).__name__})."
-            )
-        if target == "":
-            raise ValueError("`layer` must not be empty. Received: layer=''.")
-        self.target = target
+    def __init__(self, *targets: Any) -> None:
+        if not targets:
+            raise ValueError("`layer` must be given at least one layer. Received: nothing.")
+        for target in targets:
+            if isinstance(target, type) or not (
+                isinstance(target, str) or hasattr(target, "weights")
+            ):
+                raise TypeError(
+                    "`layer` must be a Keras layer, or the name or path of one. "
+                    f"Received: layer={target!r} (of type {type(target).__name__})."
+                )
+            if isinstance(target, str) and not target:
+                raise ValueError("`layer` must not be empty. Received: layer=''.")
+        self.targets = targets
 
     def _claim(self, catalog: VariableCatalog) -> frozenset[int]:
-        if not isinstance(self.target, str):
-            positions = (catalog.by_identity.get(id(weight)) for weight in self.target.weights)
-            return frozenset(at for at in positions if at is not None)
-        if self.target in catalog.layers_by_path:
-            return frozenset(catalog.by_place[self.target])
-        named = catalog.layers_by_name.get(self.target, ())
+        nothing: frozenset[int] = frozenset()
+        return nothing.union(*(self._claim_one(target, catalog) for target in self.targets))
+
+    def _claim_one(self, target: Any, catalog: VariableCatalog) -> frozenset[int]:
+        if isinstance(target, str):
+            return frozenset(catalog.by_place[self._find(target, catalog)])
+        found = (catalog.by_identity.get(id(weight)) for weight in target.weights)
+        positions = frozenset(position for position in found if position is not None)
+        if target.weights and not positions:
+            raise self._missing(target, catalog, "Was it copied, or rebuilt?")
+        # Among others a layer may be one that never has weights, such as Flatten.
+        if not positions and (len(self.targets) == 1 or not getattr(target, "built", True)):
+            raise self._missing(target, catalog, "It has no weights: build it first.")
+        return positions
+
+    def _find(self, name: str, catalog: VariableCatalog) -> str:
+        """Returns the path of the layer with this path or name."""
+        if name in catalog.layers_by_path:
+            return name
+        named = catalog.layers_by_name.get(name, ())
         if len(named) > 1:
             paths = ", ".join(repr(path) for path in named[:6])
             raise ValueError(
                 "`layer` must name one layer. "
-                f"Received: layer={self.target!r}, the name of {len(named)} layers. "
+                f"Received: layer={name!r}, the name of {len(named)} layers. "
                 f"Give the path of the one you mean: {paths}; for all of them use "
-                f'`path("**/{self.target}")`.'
+                f'`path("**/{name}")`.'
             )
-        return frozenset(catalog.by_place[named[0]]) if named else frozenset()
+        if not named and name in catalog.unbuilt_layers:
+            raise self._missing(name, catalog, "It has no weights: build it first.")
+        if not named:
+            raise self._missing(name, catalog, nearest(name, catalog))
+        return named[0]
 
-    def _advice(self, catalog: VariableCatalog) -> str:
-        if isinstance(self.target, str):
-            if self.target in catalog.unbuilt_layers:
-                return f" Layer {self.target!r} has no variables: build it first."
-            return nearest(self.target, catalog)
-        if not self.target.weights:
-            return " The layer has no weights: build it first, or choose another."
-        return " The layer's weights are not in this model: was it copied or rebuilt?"
+    def _missing(self, target: Any, catalog: VariableCatalog, advice: str) -> ValueError:
+        return ValueError(
+            "`layer` must be a layer of the model, with weights. "
+            f"Received: layer={_name_of(target)!r}, which has none of its {len(catalog)} variables."
+            f" {advice.lstrip()}"
+        )
 
     def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
-        if isinstance(self.target, str):
-            return {"layer": self.target}
+        names = [target for target in self.targets if isinstance(target, str)]
+        if len(names) == len(self.targets):
+            return {"layers": names}
         if catalog is None:
             raise ValueError(
                 f"`{self.describe()}` holds a layer and is written as its path. "
                 "Received: catalog=None. Pass the catalog of the model."
             )
-        layer_path = catalog.by_layer_identity.get(id(self.target))
-        if layer_path is not None:
-            return {"layer": layer_path}
-        # The model itself, or a model that shares layers with it and is no layer of it.
-        return {"paths": [catalog[at].path for at in sorted(self.resolve(catalog))]}
+        self.resolve(catalog)
+        paths: list[str] = []
+        for target in self.targets:
+            if isinstance(target, str):
+                continue
+            layer_path = catalog.by_layer_identity.get(id(target))
+            if layer_path is not None:
+                names.append(layer_path)
+                continue
+            found = self._claim_one(target, catalog)
+            # The model itself, or one that shares layers with it and is no layer of it.
+            if found == catalog.everything:
+                return {"layers": [], "everything": True}
+            paths += [catalog[at].path for at in sorted(found)]
+        return {"layers": names, **({"variables": paths} if paths else {})}
 
     @classmethod
     def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
-        if "paths" in arguments:
-            return Variables(*arguments["paths"])
-        return cls(arguments["layer"])
+        if arguments.get("everything"):
+            return Everything()
+        parts: list[Selector] = [cls(*arguments["layers"])] if arguments["layers"] else []
+        if arguments.get("variables"):
+            parts.append(Variables(*arguments["variables"]))
+        return Or(*parts) if len(parts) > 1 else parts[0]
 
     def _text(self) -> str:
-        name = self.target if isinstance(self.target, str) else getattr(self.target, "name", "?")
-        return f"layer({quote(name)})"
+        names = [quote(_name_of(target)) for target in self.targets]
+        return f"layer({', '.join(names)})"
 
     def _key(self) -> tuple[Any, ...]:
-        return (self.target if isinstance(self.target, str) else id(self.target),)
+        return tuple(t if isinstance(t, str) else id(t) for t in self.targets)
 
 
 class Variables(Leaf):
@@ -210,3 +246,7 @@ class Where(Leaf):
 
 def path_of(value: Any) -> str:
     return value if isinstance(value, str) else str(value.path)
+
+
+def _name_of(layer: Any) -> str:
+    return layer if isinstance(layer, str) else str(getattr(layer, "name", "?"))

@@ -1,0 +1,140 @@
+"""Models and optimizers whose state has one of everything, made from NumPy's numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+
+import keras_groupopt as kgo
+
+_numbers = np.random.default_rng(0)
+X = _numbers.normal(size=(12, 4)).astype("float32")
+Y = _numbers.normal(size=(12, 2)).astype("float32")
+
+
+@keras.saving.register_keras_serializable(package="saving_models")
+class Subclassed(keras.Model):
+    """A backbone and a head as attributes, and a list of layers."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.backbone = [keras.layers.Dense(3, activation="tanh") for _ in range(2)]
+        self.head = keras.layers.Dense(2, name="head")
+
+    def build(self, input_shape: Any) -> None:
+        self.backbone[0].build(input_shape)
+        self.backbone[1].build((None, 3))
+        self.head.build((None, 3))
+        self.built = True
+
+    def call(self, inputs: Any) -> Any:
+        for layer in self.backbone:
+            inputs = layer(inputs)
+        return self.head(inputs)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+
+def nested() -> keras.Model:
+    """A functional backbone inside a functional model; nested names are not in `variable.path`."""
+    inputs = keras.Input((4,))
+    hidden = keras.layers.Dense(3, activation="tanh", name="first")(inputs)
+    backbone = keras.Model(inputs, keras.layers.Dense(3, activation="tanh")(hidden), name="body")
+    outer = keras.Input((4,))
+    return keras.Model(outer, keras.layers.Dense(2, name="head")(backbone(outer)))
+
+
+def sequential() -> keras.Model:
+    return keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(3, activation="tanh"),
+            keras.layers.Dense(3, activation="tanh"),
+            keras.layers.Dense(2, name="head"),
+        ]
+    )
+
+
+def twice_nested() -> keras.Model:
+    return keras.Sequential([keras.Input((4,)), nested()])
+
+
+def subclassed() -> keras.Model:
+    model = Subclassed()
+    model.build((None, 4))
+    return model
+
+
+MODELS = {
+    "nested": nested,
+    "sequential": sequential,
+    "twice nested": twice_nested,
+    "subclassed": subclassed,
+}
+
+
+def fill(model: keras.Model, seed: int = 1) -> keras.Model:
+    """Gives the weights numbers that do not depend on the backend."""
+    numbers = np.random.default_rng(seed)
+    model.set_weights([numbers.normal(size=w.shape) * 0.5 for w in model.get_weights()])
+    return model
+
+
+def groups(**changes: Any) -> list[kgo.Group]:
+    head = {"rule": kgo.rule("sgd", momentum=0.5), "weight_decay": 0.0, **changes}
+    return [
+        kgo.Group("backbone", ~kgo.path("**/head"), learning_rate_ratio=0.25, anchor="initial"),
+        kgo.Group("head", "**/head", **head),
+    ]
+
+
+def optimizer(model: keras.Model | None, groups_: Any = None, **changes: Any) -> Any:
+    settings = {"rule": "adam", "learning_rate": 0.125, "weight_decay": 0.5, **changes}
+    return kgo.GroupedOptimizer(groups() if groups_ is None else groups_, model=model, **settings)
+
+
+def compiled(kind: str = "nested", *, seed: int = 1, bound: bool = True, **changes: Any) -> Any:
+    model = fill(MODELS[kind](), seed)
+    model.compile(optimizer=optimizer(model if bound else None, **changes), loss="mse")
+    return model
+
+
+def fit(model: keras.Model, steps: int = 3) -> keras.Model:
+    model.fit(X, Y, batch_size=len(X), epochs=steps, shuffle=False, verbose=0)
+    return model
+
+
+def train(model: keras.Model, steps: int = 3) -> keras.Model:
+    """Steps with gradients that depend on the step alone, without compiling anything."""
+    variables = model.trainable_variables
+    for _ in range(steps):
+        numbers = np.random.default_rng(int(model.optimizer.iterations.numpy()))
+        gradients = [numbers.normal(size=v.shape) * 0.1 for v in variables]
+        model.optimizer.apply(
+            [
+                keras.ops.convert_to_tensor(gradient, dtype=variable.dtype)
+                for gradient, variable in zip(gradients, variables, strict=True)
+            ],
+            variables,
+        )
+    return model
+
+
+def state(model: keras.Model) -> list[np.ndarray]:
+    """All weights and all optimizer state."""
+    return [
+        np.array(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable)))
+        for variable in [*model.variables, *model.optimizer.variables]
+    ]
+
+
+def assert_equal(actual: keras.Model, expected: keras.Model) -> None:
+    """Bit for bit."""
+    pairs = list(zip(state(actual), state(expected), strict=True))
+    assert len(pairs) > 10
+    for value, other in pairs:
+        assert value.dtype == other.dtype
+        np.testing.assert_array_equal(value, other)

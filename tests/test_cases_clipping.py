@@ -1,0 +1,176 @@
+"""Reported faults of gradient clipping, seen in the weights after `fit`."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from chosen_gradients import UnusedHead, fit, mean_output, towers, train, weights
+
+import keras_groupopt as kgo
+
+
+def sgd(model: keras.Model, groups=(), **options) -> kgo.GroupedOptimizer:
+    return kgo.GroupedOptimizer(
+        groups, model=model, **{"rule": "sgd", "learning_rate": 1.0} | options
+    )
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        ({"global_clipnorm": 1.0}, (0.6, 0.8)),
+        ({"global_clipnorm": 10.0}, (3.0, 4.0)),
+        ({"clipnorm": 1.0}, (1.0, 1.0)),
+        ({"clipvalue": 3.5}, (3.0, 3.5)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("split", ["one group", "two groups"])
+def test_the_global_norm_is_over_everything_however_the_model_is_split(limit, expected, split):
+    """`MultiOptimizer` takes the norm inside each part: steps 1 and 1."""
+    model = towers("a", "b")
+    groups = {"a": "a", "b": "b"} if split == "two groups" else {}
+    moved = train(model, sgd(model, groups, **limit), [3.0, 4.0])
+    assert [-moved["a/kernel"], -moved["b/kernel"]] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        # (3, 4) within the group first, then its (0.6, 0.8) with the other's 1: norm √2.
+        ({"global_clipnorm": 1.0}, (0.6 / 2**0.5, 0.8 / 2**0.5, 1 / 2**0.5)),
+        ({"clipnorm": 1.0}, (1 / 3**0.5, 1 / 3**0.5, 1 / 3**0.5)),
+        ({"clipvalue": 1.0}, (1 / 3**0.5, 1 / 3**0.5, 1 / 3**0.5)),
+    ],
+    ids=str,
+)
+def test_a_groups_own_clipping_acts_before_the_norm_over_all(own, expected):
+    model = towers("a", "b", "c")
+    group = kgo.Group("pair", ["a", "b"], **own)
+    moved = train(model, sgd(model, [group], global_clipnorm=1.0), [3.0, 4.0, 1.0])
+    assert [-moved[f"{name}/kernel"] for name in "abc"] == pytest.approx(expected)
+
+
+def embedding_step(table: np.ndarray, kernel: np.ndarray, tokens: list[int], limit: dict):
+    """One SGD step at rate 1, in float64: (table, kernel, bias) after it, the bias from 0."""
+    classes = kernel.shape[1]
+    flat = table[tokens].reshape(-1)
+    of_kernel = np.repeat(flat[:, None] / classes, classes, axis=1)
+    of_bias = np.full(classes, 1 / classes)
+    of_table = np.zeros_like(table)
+    for place, token in enumerate(tokens):
+        of_table[token] += kernel.mean(axis=1).reshape(len(tokens), -1)[place]
+    gradients = [of_table, of_kernel, of_bias]
+    ((kind, bound),) = limit.items()
+    norms = [np.linalg.norm(gradient) for gradient in gradients]
+    if kind == "clipvalue":
+        gradients = [np.clip(gradient, -bound, bound) for gradient in gradients]
+    else:
+        joint = [np.linalg.norm(norms)] * 3 if kind == "global_clipnorm" else norms
+        assert joint[0] > bound  # so that clipping acts on the table
+        gradients = [g * min(1.0, bound / n) for g, n in zip(gradients, joint, strict=True)]
+    starts = [table, kernel, np.zeros(classes)]
+    return [start - gradient for start, gradient in zip(starts, gradients, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "limit", [{"clipnorm": 0.5}, {"global_clipnorm": 0.5}, {"clipvalue": 0.05}], ids=str
+)
+@pytest.mark.parametrize("split", ["one group", "two groups"])
+def test_clipping_the_sparse_gradient_of_an_embedding_sums_repeated_rows_first(limit, split):
+    """It crashed on TensorFlow, or took the norm of slices that repeat a row."""
+    tokens = [1, 1, 2]
+    random = np.random.default_rng(0)
+    table, kernel = random.normal(size=(10, 4)), random.normal(size=(12, 2))
+    model = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int32"),
+            keras.layers.Embedding(10, 4, name="tokens"),
+            keras.layers.Flatten(),
+            keras.layers.Dense(2, name="head"),
+        ]
+    )
+    model.set_weights([table, kernel, np.zeros(2)])
+    groups = {"tokens": "tokens", "head": "head"} if split == "two groups" else {}
+    optimizer = sgd(model, groups, **limit)
+    model.compile(optimizer=optimizer, loss=mean_output)
+    model.fit(np.array([tokens]), np.zeros((1, 2)), verbose=0)
+    expected = embedding_step(table, kernel, tokens, limit)
+    for value, reference in zip(model.get_weights(), expected, strict=True):
+        np.testing.assert_allclose(value, reference, rtol=0, atol=1e-6)
+
+
+def test_a_frozen_group_has_no_part_in_the_norm():
+    model = towers("a", "b")
+    optimizer = sgd(model, [kgo.Group("b", "b", frozen=True)], global_clipnorm=1.0)
+    assert train(model, optimizer, [3.0, 4.0]) == {
+        "a/kernel": pytest.approx(-1.0),
+        "b/kernel": 0.0,
+    }
+
+
+@pytest.mark.parametrize("limit", [{}, {"global_clipnorm": 1.0}, {"clipnorm": 1.0}], ids=str)
+@pytest.mark.parametrize("groups", [(), {"a": "a", "b": "b"}], ids=["one group", "two groups"])
+def test_missing_gradients_have_no_part_in_the_norm_and_stop_no_other_group(limit, groups):
+    """A group whose gradients are all missing aborted the step."""
+    model = towers("a", "b")
+    optimizer = sgd(model, groups, **limit)
+    gradients = [keras.ops.full((1, 1), 3.0), None]
+    with pytest.warns(UserWarning, match="No gradient for b/kernel"):
+        optimizer.apply(gradients, model.trainable_variables)
+    assert weights(model) == {"a/kernel": pytest.approx(-1.0 if limit else -3.0), "b/kernel": 0.0}
+    assert int(optimizer.iterations) == 1
+    optimizer.apply(gradients, model.trainable_variables)  # said once, not at every step
+    assert weights(model)["b/kernel"] == 0.0
+    with pytest.raises(ValueError, match="At least one gradient must be given"):
+        optimizer.apply([None, None], model.trainable_variables)
+    assert int(optimizer.iterations) == 2
+
+
+@pytest.mark.filterwarnings("ignore:No gradient for unused/kernel")
+def test_a_group_that_the_loss_does_not_reach_trains_the_others_in_fit():
+    model = UnusedHead()
+    model.build((None, 1))
+    optimizer = sgd(model, {"used": "used", "unused": "unused"}, global_clipnorm=1.0)
+    model.compile(optimizer=optimizer, loss=mean_output)
+    model.fit(np.full((2, 1), 3.0), np.zeros((2, 1)), batch_size=1, verbose=0)
+    assert weights(model) == {"used/kernel": pytest.approx(-2.0), "unused/kernel": 0.0}
+    assert int(optimizer.iterations) == 2
+
+
+@pytest.mark.parametrize("groups", [(), {"a": "a", "b": "b"}], ids=["one group", "two groups"])
+@pytest.mark.parametrize("gradient", [np.inf, np.nan], ids=str)
+def test_a_norm_that_is_not_finite_shows_in_every_weight_and_is_no_silent_zero_step(
+    gradient, groups
+):
+    model = towers("a", "b")
+    optimizer = sgd(model, groups, global_clipnorm=1.0)
+    moved = train(model, optimizer, [gradient, 1.0])
+    assert np.isnan([moved["a/kernel"], moved["b/kernel"]]).all()
+
+
+TWO = {"clipnorm": 1.0, "global_clipnorm": 1.0}
+
+
+def test_two_kinds_of_clipping_at_once_are_refused_and_not_dropped():
+    """One of the two was ignored without a word."""
+    message = r"Only one of `clipnorm`.*Received: clipnorm=1\.0, global_clipnorm=1\.0 in "
+    with pytest.raises(ValueError, match=message + "GroupedOptimizer"):
+        kgo.GroupedOptimizer(**TWO)
+    with pytest.raises(ValueError, match=message + 'group "a"'):
+        kgo.Group("a", "a", **TWO)
+
+
+@pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm", "clipvalue"])
+@pytest.mark.parametrize("built", [False, True], ids=["before build", "after build"])
+def test_clipping_cannot_be_set_later_where_a_compiled_step_would_ignore_it(name, built):
+    model = towers("a", "b")
+    optimizer = sgd(model, global_clipnorm=1.0)
+    if built:
+        optimizer.build(model.trainable_variables)
+    with pytest.raises(AttributeError, match=f"`{name}` is fixed at construction"):
+        setattr(optimizer, name, 0.1)
+    model.compile(optimizer=optimizer, loss=mean_output)
+    fit(model, [3.0, 4.0])
+    assert weights(model) == {"a/kernel": pytest.approx(-0.6), "b/kernel": pytest.approx(-0.8)}

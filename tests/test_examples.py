@@ -1,0 +1,131 @@
+"""The demo runs, prints what it promises, and goes on after Ctrl-C as if it had not stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
+DEMO = EXAMPLES / "finetune_backbone_and_head.py"
+TINY = ("--seeds", "1", "--epochs", "10", "--steps", "2", "--tries", "1", "--no-plot")
+
+
+def start(runs: pathlib.Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(DEMO), *TINY, "--runs", str(runs)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "COLUMNS": "100"},
+    )
+
+
+def finish(demo: subprocess.Popen[str], exit_code: int = 0) -> str:
+    printed, _ = demo.communicate(timeout=600)
+    assert exit_code == demo.returncode, printed
+    return printed
+
+
+def wait_for(runs: pathlib.Path, pattern: str, demo: subprocess.Popen[str]) -> pathlib.Path:
+    while demo.poll() is None:
+        if found := list(runs.glob(pattern)):
+            return found[0]
+        time.sleep(0.02)
+    pytest.fail(f"the demo ended before it wrote {pattern}:\n{demo.communicate()[0]}")
+
+
+def results(runs: pathlib.Path) -> dict[str, Any]:
+    found = {path.name: json.loads(path.read_text()) for path in runs.glob("*/*-*.json")}
+    for result in found.values():
+        del result["seconds"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, pathlib.Path]:
+    """What an uninterrupted demo printed, and its folder of runs."""
+    runs = tmp_path_factory.mktemp("whole")
+    return finish(start(runs)), runs
+
+
+def test_the_demo_prints_the_plan_and_the_accuracies_side_by_side(whole):
+    printed, runs = whole
+    for text in ("Plan: 2 groups", "backbone", "initial", "accuracy on the test images"):
+        assert text in printed
+    by_method = {result["method"]: result["accuracy"] for result in results(runs).values()}
+    assert {"plain", "grouped"} == by_method.keys()
+    for accuracy in by_method.values():
+        assert f"{accuracy:.3f}" in printed
+
+
+def test_the_demo_logs_the_rate_of_each_group_and_pulls_the_backbone_back(whole):
+    _, runs = whole
+    (grouped,) = (r for r in results(runs).values() if r["method"] == "grouped")
+    start_row, *rows = grouped["history"]
+    assert len(rows) == 10
+    for row in (start_row, *rows):
+        ratio = grouped["setting"]["ratio"]
+        assert row["learning_rate_backbone"] == pytest.approx(ratio * row["learning_rate_head"])
+    assert 0 == start_row["drift_resnet8"] < rows[-1]["drift_resnet8"]
+
+
+def test_a_demo_stopped_with_ctrl_c_goes_on_where_it_stopped(whole, tmp_path):
+    demo = start(tmp_path)
+    plain = wait_for(tmp_path, "*/test-plain-*=0.json", demo)
+    wait_for(tmp_path, "*/test-grouped-*=0.keras", demo)
+    written = plain.stat().st_mtime_ns
+    demo.send_signal(signal.SIGINT)
+    assert "the same command goes on from here" in finish(demo, exit_code=130)
+    assert not list(tmp_path.glob("*/test-grouped-*=0.json")), "stopped too late to test anything"
+
+    printed = finish(start(tmp_path))
+    assert "with 1 finished runs" in printed
+    assert "at epoch" in printed
+    assert written == plain.stat().st_mtime_ns
+    expected = results(whole[1])
+    assert expected.keys() == results(tmp_path).keys()
+    for name, result in results(tmp_path).items():
+        for key in ("accuracy", "loss"):
+            assert result[key] == pytest.approx(expected[name][key], rel=1e-5), name
+        for row, expected_row in zip(result["history"], expected[name]["history"], strict=True):
+            assert row == pytest.approx(expected_row, rel=1e-4), name
+
+
+@pytest.mark.parametrize("fold", [0, 1])
+def test_settings_are_tried_on_a_third_of_the_training_images(monkeypatch, fold):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from _common import hold_out
+
+    labels = np.repeat(np.arange(10), 30)
+    (rest, rest_labels), (held_out, held_out_labels) = hold_out((np.arange(300), labels), fold)
+    assert sorted([*rest, *held_out]) == list(range(300))
+    assert np.bincount(rest_labels).tolist() == [20] * 10
+    assert np.bincount(held_out_labels).tolist() == [10] * 10
+
+
+def test_the_setting_with_the_lowest_mean_validation_loss_is_chosen(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from _common import Method, Task, choose
+
+    images = np.arange(30), np.arange(30) % 3
+    task = Task("none", lambda: None, images, images, 3)
+    method = Method("none", lambda: None, tuple({"rate": rate} for rate in (1.0, 2.0, 3.0, 4.0)))
+    loss = {1.0: (0.1, 0.5), 2.0: (0.2, 0.2), 3.0: (0.3, 0.3), 4.0: (0.1, 0.1)}
+    held_out = set()
+
+    def train(run: Any) -> dict[str, Any]:
+        assert not set(run.train[0]) & set(run.evaluate[0])
+        held_out.add(tuple(run.evaluate[0]))
+        return {"accuracy": 0.5, "loss": loss[run.setting["rate"]][run.seed]}
+
+    assert choose(task, method, tries=3, train=train) == {"rate": 2.0}
+    assert len(held_out) == 2

@@ -1,0 +1,612 @@
+"""What each selector chooses, how it is written, and what it says when it can't be meant."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from catalogs import catalog, chosen, variable
+
+from keras_groupopt import selectors
+from keras_groupopt.selectors import (
+    Selector,
+    as_selector,
+    default_exclude_from_decay,
+    everything,
+    layer,
+    layer_type,
+    path,
+    rank,
+    regex,
+    set_function_serializer,
+    variable_name,
+    variables,
+    where,
+)
+from keras_groupopt.variable_info import VariableCatalog, VariableInfo
+
+CLASSES = {
+    "net": ("Functional", "Model"),
+    "net/conv_1": ("Conv2D", "BaseConv"),
+    "net/conv_2": ("Conv2D", "BaseConv"),
+    "net/norm": ("BatchNormalization",),
+    "head": ("Dense",),
+}
+MODEL = catalog(
+    "token",
+    variable("net/conv_1/kernel", shape=(3, 3, 1, 4), classes=CLASSES),
+    variable("net/conv_1/bias", classes=CLASSES),
+    variable("net/conv_2/kernel", shape=(3, 3, 4, 4), classes=CLASSES),
+    variable("net/norm/gamma", classes=CLASSES),
+    variable("net/norm/moving_mean", trainable=False, classes=CLASSES),
+    variable("head/kernel", classes=CLASSES),
+    variable("head/bias", classes=CLASSES),
+)
+ALL = list(MODEL.paths)
+
+
+class FakeLayer:
+    """What a selector reads of a layer: a name and weights."""
+
+    def __init__(self, name: str, *weights: object) -> None:
+        self.name = name
+        self.weights = list(weights)
+
+
+class FakeVariable:
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.shape = (2,)
+        self.trainable = True
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("variables compare element by element; identity is meant")
+
+    __hash__ = object.__hash__
+
+
+def holding(*values: FakeVariable) -> VariableCatalog:
+    return VariableCatalog(
+        tuple(VariableInfo(v.path, v.path.split("/")[-1], v.shape, identity=id(v)) for v in values)
+    )
+
+
+GLOBS = {
+    "token": ["token"],
+    "head": ["head/kernel", "head/bias"],
+    "head/**": ["head/kernel", "head/bias"],
+    "head/*": ["head/kernel", "head/bias"],
+    "head/kernel": ["head/kernel"],
+    "net/conv_1": ["net/conv_1/kernel", "net/conv_1/bias"],
+    "net/conv_?": ["net/conv_1/kernel", "net/conv_1/bias", "net/conv_2/kernel"],
+    "net/conv_?/kernel": ["net/conv_1/kernel", "net/conv_2/kernel"],
+    "net/conv_[2-9]": ["net/conv_2/kernel"],
+    "net/conv_[!2]": ["net/conv_1/kernel", "net/conv_1/bias"],
+    "net/[cn]o*": ALL[1:6],
+    "net/**/kernel": ["net/conv_1/kernel", "net/conv_2/kernel"],
+    "**/kernel": ["net/conv_1/kernel", "net/conv_2/kernel", "head/kernel"],
+    "**/bias/**": ["net/conv_1/bias", "head/bias"],
+    "**/conv_1": ["net/conv_1/kernel", "net/conv_1/bias"],
+    "**/token": ["token"],
+    "**/net/**/**/norm": ["net/norm/gamma", "net/norm/moving_mean"],
+    "*/kernel": ["head/kernel"],
+    "*/*/kernel": ["net/conv_1/kernel", "net/conv_2/kernel"],
+    "*": ALL,
+    "**": ALL,
+    "**/**": ALL,
+    "t*n": ["token"],
+}
+REGEXES = {
+    "head": ["head/kernel", "head/bias"],
+    r"net/conv_\d": ["net/conv_1/kernel", "net/conv_1/bias", "net/conv_2/kernel"],
+    r".*/kernel": ["net/conv_1/kernel", "net/conv_2/kernel", "head/kernel"],
+    r"(?i)HEAD/.*": ["head/kernel", "head/bias"],
+    r"head|token": ["token", "head/kernel", "head/bias"],
+    r".*/b\w+": ["net/conv_1/bias", "head/bias"],
+}
+OTHERS = [
+    (everything(), ALL),
+    (layer("head"), ["head/kernel", "head/bias"]),
+    (layer("net/norm"), ["net/norm/gamma", "net/norm/moving_mean"]),
+    (layer("head", "norm"), [*ALL[4:6], *ALL[6:]]),
+    (layer("norm"), ["net/norm/gamma", "net/norm/moving_mean"]),
+    (layer_type("Dense"), ["head/kernel", "head/bias"]),
+    (layer_type("BaseConv"), ["net/conv_1/kernel", "net/conv_1/bias", "net/conv_2/kernel"]),
+    (layer_type("Dense", "BatchNormalization"), [*ALL[4:6], *ALL[6:]]),
+    (layer_type("Functional"), ALL[1:6]),
+    (layer_type(FakeLayer, "Dense"), ["head/kernel", "head/bias"]),
+    (variable_name("kernel"), ["net/conv_1/kernel", "net/conv_2/kernel", "head/kernel"]),
+    (variable_name("gamma", "bias"), ["net/conv_1/bias", "net/norm/gamma", "head/bias"]),
+    (variable_name("gamma", "absent"), ["net/norm/gamma"]),
+    (rank(2), ["head/kernel"]),
+    (rank(min=2), ["net/conv_1/kernel", "net/conv_2/kernel", "head/kernel"]),
+    (rank(min=2, max=3), ["head/kernel"]),
+    (rank(7), []),
+    (rank(max=0), []),
+    (variables("token", "head/bias"), ["token", "head/bias"]),
+    (where(lambda info: not info.trainable), ["net/norm/moving_mean"]),
+    (where(lambda info: False), []),
+    (default_exclude_from_decay, [*ALL[:1], ALL[2], *ALL[4:6], ALL[7]]),
+]
+
+
+@pytest.mark.parametrize(("pattern", "expected"), GLOBS.items())
+def test_a_glob_claims_what_it_matches_and_what_lies_below(pattern, expected):
+    assert chosen(path(pattern), MODEL) == expected
+
+
+@pytest.mark.parametrize(("pattern", "expected"), REGEXES.items())
+def test_a_regular_expression_claims_what_it_matches_whole(pattern, expected):
+    assert chosen(regex(pattern), MODEL) == expected
+
+
+@pytest.mark.parametrize(("selector", "expected"), OTHERS, ids=lambda value: str(value)[:60])
+def test_a_selector_chooses(selector, expected):
+    assert chosen(selector, MODEL) == expected
+
+
+ALGEBRA = [
+    (path("head") | "token", ["token", "head/kernel", "head/bias"]),
+    ("head" | path("token"), ["token", "head/kernel", "head/bias"]),
+    (path("**/kernel") & "net", ["net/conv_1/kernel", "net/conv_2/kernel"]),
+    ("net" & path("**/kernel"), ["net/conv_1/kernel", "net/conv_2/kernel"]),
+    (path("head") - variable_name("bias"), ["head/kernel"]),
+    ("head" - variable_name("bias"), ["head/kernel"]),
+    (path("head") - "head/bias", ["head/kernel"]),
+    (~path("net"), ["token", "head/kernel", "head/bias"]),
+    (~(path("net") | "head"), ["token"]),
+    (everything() - "net" - "head", ["token"]),
+    (path("head") | ["token", "net/norm"], ["token", *ALL[4:]]),
+]
+
+
+@pytest.mark.parametrize(("selector", "expected"), ALGEBRA, ids=str)
+def test_selectors_combine(selector, expected):
+    assert chosen(selector, MODEL) == expected
+
+
+TEXTS = [
+    (path("a") | "b" | "c", 'path("a") | path("b") | path("c")'),
+    (path("a") & "b" | "c", 'path("a") & path("b") | path("c")'),
+    (path("a") & (path("b") | "c"), 'path("a") & (path("b") | path("c"))'),
+    (~path("a") & "b", '~path("a") & path("b")'),
+    (~(path("a") & "b"), '~(path("a") & path("b"))'),
+    (path("a") - "b", 'path("a") & ~path("b")'),
+    (~~path("a"), 'path("a")'),
+    (path('a"b'), 'path("a\\"b")'),
+    (rank(1) | rank(min=2) | rank(max=1) | rank(min=1, max=2), None),
+    (layer_type("Dense", "GRU") | variable_name("bias"), None),
+    (everything() - regex(r"a\d"), 'everything() & ~regex("a\\\\d")'),
+    (default_exclude_from_decay, 'rank(max=1) | variable_name("bias", "gamma", "beta")'),
+]
+
+
+@pytest.mark.parametrize(("selector", "text"), TEXTS, ids=lambda value: str(value)[:60])
+def test_the_text_of_a_selector_is_code_that_makes_it(selector, text):
+    assert text is None or selector.describe() == text
+    assert repr(selector) == str(selector) == selector.describe()
+    again = eval(selector.describe(), vars(selectors))
+    assert again.describe() == selector.describe()
+    assert again.resolve(WIDE) == selector.resolve(WIDE)
+
+
+WIDE = catalog(
+    *("a/kernel", "a1/bias", "b/gamma", "c/beta"),
+    variable('a"b/kernel'),
+    variable("d/kernel", classes={"d": ("Dense",)}),
+)
+
+
+CONFIGS = [
+    (path("head"), {"selector": "path", "pattern": "head"}),
+    (regex("head.*"), {"selector": "regex", "pattern": "head.*"}),
+    (layer("head"), {"selector": "layer", "layers": ["head"]}),
+    (layer_type("Dense"), {"selector": "layer_type", "names": ["Dense"]}),
+    (variable_name("bias"), {"selector": "variable_name", "names": ["bias"]}),
+    (rank(2), {"selector": "rank", "rank": 2}),
+    (rank(min=1, max=2), {"selector": "rank", "min": 1, "max": 2}),
+    (variables("token"), {"selector": "variables", "paths": ["token"]}),
+    (everything(), {"selector": "everything"}),
+    (~path("head"), {"selector": "not", "of": {"selector": "path", "pattern": "head"}}),
+]
+
+
+@pytest.mark.parametrize(("selector", "config"), CONFIGS, ids=lambda value: str(value)[:40])
+def test_the_config_of_a_selector_is_plain_data(selector, config):
+    assert selector.get_config() == config
+    assert selector.is_serializable()
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [selector for selector, *_ in [*OTHERS, *ALGEBRA] if selector.is_serializable()],
+    ids=lambda value: str(value)[:60],
+)
+def test_a_selector_comes_back_from_its_config(selector):
+    again = Selector.from_config(json.loads(json.dumps(selector.get_config(MODEL))))
+    assert again == selector
+    assert hash(again) == hash(selector)
+    assert again.resolve(MODEL) == selector.resolve(MODEL)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (path("a"), path("b")),
+        (path("a"), regex("a")),
+        (rank(1), rank(max=1)),
+        (variable_name("bias", "gamma", "beta"), default_exclude_from_decay),
+        (path("a") | "b", path("a") & "b"),
+        (path("a") | "b", path("b") | "a"),
+        (~path("a"), path("a")),
+        (path("a"), "a"),
+    ],
+    ids=str,
+)
+def test_selectors_that_are_written_differently_differ(left, right):
+    assert left != right
+
+
+# What can't be meant
+
+
+BAD_PATTERNS = [
+    (path, "", "not be empty"),
+    (path, "/head", "between slashes.*Use 'head'"),
+    (path, "head/", "between slashes.*Use 'head'"),
+    (path, "net//kernel", "between slashes.*Use 'net/kernel'"),
+    (path, "/", "between slashes"),
+    (path, "net/conv**", "only as a level of its own"),
+    (path, "***", "only as a level of its own"),
+    (path, "net/conv_[12", r"close every `\[`"),
+    (path, "net/[]", r"close every `\[`"),
+    (path, "net/[a/b]", r"close every `\[`"),
+    (path, "net/[z-a]", "be a valid glob.*bad character range"),
+    (regex, "", "not be empty"),
+    (regex, "conv_(1", "be a regular expression.*missing \\)"),
+]
+
+
+@pytest.mark.parametrize(("make", "pattern", "rule"), BAD_PATTERNS)
+def test_a_bad_pattern_is_named_with_the_rule(make, pattern, rule):
+    with pytest.raises(ValueError, match=f"`pattern` must .*{rule}") as caught:
+        make(pattern)
+    assert f"Received: pattern={pattern!r}." in str(caught.value)
+
+
+NOTHING = [
+    (path("haed"), r"path\(\"haed\"\).*matches none of 8.*Nearest paths: 'head'"),
+    (path("net/conv1"), "Nearest paths: 'net/conv_1'"),
+    (path("conv_1"), "Nearest paths: 'net/conv_1'"),
+    (path("NORM"), "Nearest paths: 'net/norm'"),
+    (path("net/*/beta"), r"path\(\"net/\*/beta\"\).*Nearest paths: 'net'"),
+    (path("net/**/kernl"), "Nearest paths: 'net/conv_2/kernel', 'net/conv_1/kernel'"),
+    (path("zzzzzz"), "The model begins with 'token', 'net', 'head'"),
+    (regex("hea"), "Nearest paths: 'head'"),
+    (layer("heads"), "Nearest paths: 'head'"),
+    (layer_type("Dens"), "Nearest classes: 'Dense'"),
+    (layer_type("zzz"), "Known classes: 'BaseConv', 'BatchNormalization', 'Conv2D', 'Dense'"),
+    (variable_name("kernels"), "Nearest last names: 'kernel'"),
+    (variable_name("head/kernel"), r"use `path\(\"head/kernel\"\)`"),
+    (
+        variables("head/kernels"),
+        "'head/kernels', which is none of its 8. Nearest paths: 'head/kernel'",
+    ),
+    (variables("token", "tokens"), "'tokens'"),
+]
+
+
+@pytest.mark.parametrize(("selector", "message"), NOTHING, ids=lambda value: str(value)[:50])
+def test_a_selector_that_matches_nothing_shows_the_nearest(selector, message):
+    with pytest.raises(ValueError, match=message):
+        selector.resolve(MODEL)
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda wrong: wrong | "head",
+        lambda wrong: "head" | wrong,
+        lambda wrong: wrong & rank(7),
+        lambda wrong: rank(7) & wrong,
+        lambda wrong: ~wrong,
+        lambda wrong: everything() - wrong,
+        lambda wrong: ~(rank(1) | (wrong & "head")),
+    ],
+)
+def test_a_part_that_matches_nothing_is_found_wherever_it_stands(combine):
+    with pytest.raises(ValueError, match="haed"):
+        combine(path("haed")).resolve(MODEL)
+
+
+def test_the_default_exclusion_may_match_nothing():
+    only_kernels = catalog("a/kernel", "b/kernel")
+    assert chosen(default_exclude_from_decay, only_kernels) == []
+    again = Selector.from_config(default_exclude_from_decay.get_config())
+    assert chosen(again, only_kernels) == []
+
+
+def test_the_default_exclusion_knows_biases_of_rank_2():
+    attention = catalog("query/kernel", variable("query/bias", shape=(2, 4)))
+    assert chosen(default_exclude_from_decay, attention) == ["query/bias"]
+
+
+BAD_ARGUMENTS = [
+    (lambda: path(3), TypeError, "`pattern` must be a string.*type int"),
+    (lambda: rank(), ValueError, "must be given one number.*Received: nothing"),
+    (lambda: rank(1, min=1), ValueError, "Received: rank=1, min=1"),
+    (lambda: rank(-1), ValueError, "`rank` must be a whole number >= 0. Received: rank=-1"),
+    (lambda: rank(min=1.5), ValueError, "`min` must be a whole number.*min=1.5"),
+    (lambda: rank(True), ValueError, "`rank` must be a whole number.*rank=True"),
+    (lambda: rank(min=3, max=1), ValueError, "`min` must be at most `max`"),
+    (lambda: variable_name(), ValueError, "`variable_name` must be given at least one name"),
+    (lambda: variable_name(["bias"]), TypeError, "must be given last names.*type list"),
+    (lambda: layer_type(), ValueError, "`layer_type` must be given at least one name"),
+    (lambda: layer_type(3), TypeError, "must be given class names or classes.*type int"),
+    (lambda: variables(), ValueError, "at least one variable"),
+    (lambda: variables(3), TypeError, "Keras variables or their exact layer paths.*type int"),
+    (lambda: layer(3), TypeError, "`layer` must be a Keras layer, or the name.*type int"),
+    (lambda: layer(FakeLayer), TypeError, "`layer` must be a Keras layer"),
+    (lambda: layer(), ValueError, "at least one layer"),
+    (lambda: layer(""), ValueError, "`layer` must not be empty"),
+    (lambda: where("head"), TypeError, "`function` must take a VariableInfo.*type str"),
+    (lambda: where(path("head")), TypeError, "`function` must take a VariableInfo"),
+    (lambda: as_selector(None, "exclude"), TypeError, "`exclude` must be a layer path.*NoneType"),
+    (lambda: as_selector({"head"}), TypeError, "`selector` must be a layer path.*type set"),
+    (lambda: as_selector([]), ValueError, "`selector` must not be empty"),
+    (lambda: as_selector(len), TypeError, r"use `where\(function\)`"),
+    (lambda: as_selector(FakeLayer), TypeError, r'use `layer_type\("FakeLayer"\)`'),
+    (lambda: as_selector(FakeVariable("a")), TypeError, r"use `variables\(v, ...\)`"),
+    (lambda: path("head") | 3, TypeError, "must be a layer path.*type int"),
+    (lambda: Selector.from_config({"selector": "paths"}), ValueError, "'selector' that is one of"),
+    (lambda: Selector.from_config({"selector": "path"}), ValueError, "what `get_config` returned"),
+    (lambda: Selector.from_config({"selector": "or"}), ValueError, "what `get_config` returned"),
+    (lambda: Selector.from_config("head"), ValueError, "'selector' that is one of"),
+]
+
+
+@pytest.mark.parametrize(("make", "error", "message"), BAD_ARGUMENTS)
+def test_a_bad_argument_gets_the_rule_and_what_was_received(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+# Objects
+
+
+def test_a_layer_is_chosen_by_the_identity_of_its_weights():
+    kernel, bias, other = (FakeVariable(name) for name in ("a/kernel", "a/bias", "b/kernel"))
+    among = holding(kernel, bias, other)
+    assert chosen(layer(FakeLayer("a", kernel, bias)), among) == ["a/kernel", "a/bias"]
+    assert layer(FakeLayer("a", kernel)).describe() == 'layer("a")'
+
+
+def test_variables_are_chosen_by_identity():
+    kernel, twin = FakeVariable("a/kernel"), FakeVariable("b/kernel")
+    among = holding(kernel, twin)
+    selector = variables(twin)
+    assert chosen(selector, among) == ["b/kernel"]
+    assert selector.get_config(among) == {"selector": "variables", "paths": ["b/kernel"]}
+    assert selector == variables(twin)
+    assert selector != variables(kernel)
+    with pytest.raises(ValueError, match="'c/kernel', which is none of its 2"):
+        variables(kernel, FakeVariable("c/kernel")).resolve(among)
+
+
+def test_a_layer_held_as_an_object_is_written_only_with_a_catalog():
+    kernel = FakeVariable("a/kernel")
+    for selector in (layer(FakeLayer("a", kernel)), variables(kernel)):
+        assert selector.is_serializable()
+        with pytest.raises(ValueError, match="Pass the catalog"):
+            selector.get_config()
+
+
+def test_a_layer_that_is_no_layer_of_the_model_is_written_as_its_variables():
+    kernel, bias = FakeVariable("a/kernel"), FakeVariable("a/bias")
+    config = layer(FakeLayer("view", bias)).get_config(holding(kernel, bias))
+    assert config == {"selector": "layer", "layers": [], "variables": ["a/bias"]}
+    assert chosen(Selector.from_config(config), holding(kernel, bias)) == ["a/bias"]
+
+
+def test_a_layer_of_another_model_or_without_weights_is_an_error():
+    among = holding(FakeVariable("a/kernel"))
+    with pytest.raises(ValueError, match=r"layer='a', which has none of its 1.*Was it copied"):
+        layer(FakeLayer("a", FakeVariable("a/kernel"))).resolve(among)
+    with pytest.raises(ValueError, match=r"layer='a', which has none.*It has no weights: build it"):
+        layer(FakeLayer("a")).resolve(among)
+
+
+def test_of_several_layers_some_may_never_have_weights():
+    kernel = FakeVariable("a/kernel")
+    flatten, dense = FakeLayer("flatten"), FakeLayer("dense", kernel)
+    selector = as_selector([flatten, dense, flatten])
+    assert selector.describe() == 'layer("flatten", "dense", "flatten")'
+    assert chosen(selector, holding(kernel)) == ["a/kernel"]
+    with pytest.raises(ValueError, match="must match at least one variable"):
+        as_selector([flatten, flatten]).resolve(holding(kernel))
+    flatten.built = False
+    with pytest.raises(ValueError, match=r"layer='flatten'.*build it first"):
+        selector.resolve(holding(kernel))
+
+
+def test_lists_of_layers_and_paths_mean_any_of_them():
+    first, second, third = (FakeVariable(f"{name}/kernel") for name in "abc")
+    value = [FakeLayer("a", first), [FakeLayer("b", second), "c"]]
+    assert chosen(as_selector(value), holding(first, second, third)) == [
+        "a/kernel",
+        "b/kernel",
+        "c/kernel",
+    ]
+    assert as_selector(["a"]) == as_selector(("a",)) == path("a")
+
+
+def test_a_name_of_several_layers_is_an_error_that_lists_their_paths():
+    towers = catalog("left/dense/kernel", "right/dense/kernel")
+    with pytest.raises(ValueError, match="'left/dense', 'right/dense'.*" + re.escape('"**/dense"')):
+        layer("dense").resolve(towers)
+    assert chosen(layer("left/dense"), towers) == ["left/dense/kernel"]
+
+
+def test_the_name_of_a_layer_is_taken_literally():
+    odd = catalog("conv[1]/kernel", "conv1/kernel")
+    assert chosen(layer("conv[1]"), odd) == ["conv[1]/kernel"]
+    assert chosen(path("conv[1]"), odd) == ["conv1/kernel"]
+    assert chosen(path("conv[[]1]"), odd) == ["conv[1]/kernel"]
+
+
+# Functions
+
+
+@pytest.fixture
+def function_serializer():
+    def serialize(function):
+        if function is not is_bias:
+            raise ValueError("unknown function")
+        return "is_bias"
+
+    set_function_serializer(serialize, {"is_bias": is_bias}.__getitem__)
+    yield
+    set_function_serializer(None, None)
+
+
+def is_bias(info: VariableInfo) -> bool:
+    return info.name == "bias"
+
+
+def test_a_function_is_written_through_the_serializer(function_serializer):
+    selector = path("head") & where(is_bias)
+    assert selector.is_serializable()
+    again = Selector.from_config(json.loads(json.dumps(selector.get_config())))
+    assert again == selector
+    assert not (path("head") & ~where(len)).is_serializable()
+
+
+def test_without_a_serializer_a_function_is_not_written():
+    assert not where(is_bias).is_serializable()
+    with pytest.raises(ValueError, match=r"`where\(is_bias\)` holds a Python function"):
+        where(is_bias).get_config()
+    with pytest.raises(ValueError, match="Received: function='is_bias'"):
+        Selector.from_config({"selector": "where", "function": "is_bias"})
+
+
+# Aliases
+
+
+SHARED = catalog(
+    variable("encoder/tied/kernel", aliases=("decoder/tied/kernel",)),
+    "encoder/dense/kernel",
+    "decoder/dense/kernel",
+)
+
+
+@pytest.mark.parametrize(
+    ("selector", "expected"),
+    [
+        (path("decoder/tied"), ["encoder/tied/kernel"]),
+        (path("decoder/tied/kernel"), ["encoder/tied/kernel"]),
+        (path("decoder"), ["encoder/tied/kernel", "decoder/dense/kernel"]),
+        (path("encoder"), ["encoder/tied/kernel", "encoder/dense/kernel"]),
+        (regex("decoder/t.*"), ["encoder/tied/kernel"]),
+        (layer("decoder"), ["encoder/tied/kernel", "decoder/dense/kernel"]),
+        (variables("encoder/tied/kernel"), ["encoder/tied/kernel"]),
+    ],
+    ids=str,
+)
+def test_each_place_of_a_shared_variable_counts(selector, expected):
+    assert chosen(selector, SHARED) == expected
+
+
+# Two towers of the same code: Keras gives `stem/kernel` twice.
+TOWERS = catalog(
+    variable("left/stem/kernel", keras_path="stem/kernel"),
+    variable("left/out/kernel", keras_path="out/kernel"),
+    variable("right/stem/kernel", keras_path="stem/kernel"),
+    variable("head/kernel", keras_path="sequential/head/kernel"),
+    variable("out/bias"),
+)
+
+
+def test_a_path_of_keras_counts_where_it_names_one_variable():
+    assert chosen("sequential/head/kernel", TOWERS) == ["head/kernel"]
+    assert chosen("sequential/head", TOWERS) == ["head/kernel"]
+
+
+def test_a_path_of_keras_does_not_widen_a_pattern_that_matches_places():
+    assert chosen("*/kernel", TOWERS) == ["head/kernel"]
+    assert chosen("out", TOWERS) == ["out/bias"]
+
+
+@pytest.mark.parametrize("pattern", ["stem/kernel", "stem", "st*"])
+def test_a_path_of_keras_that_several_variables_share_is_an_error(pattern):
+    message = f"{re.escape(repr(pattern))}.*'left/stem/kernel', 'right/stem/kernel'"
+    with pytest.raises(ValueError, match=message):
+        path(pattern).resolve(TOWERS)
+
+
+def test_a_path_of_keras_with_an_automatic_name_is_used_with_a_warning():
+    among = catalog(
+        variable("left/dense/kernel", raw_names={"left/dense": "dense"}, keras_path="dense/kernel"),
+        variable(
+            "right/dense/kernel", raw_names={"right/dense": "dense_1"}, keras_path="dense_1/kernel"
+        ),
+    )
+    with pytest.warns(
+        UserWarning, match=r"'dense_1/kernel'.*Use the layer path 'right/dense/kernel'"
+    ):
+        assert chosen("dense_1/kernel", among) == ["right/dense/kernel"]
+
+
+def test_an_automatic_name_that_is_gone_is_explained():
+    among = catalog(variable("dense/kernel", raw_names={"dense": "dense_7"}))
+    with pytest.raises(ValueError, match=r"Nearest paths: 'dense'.*'dense_7' are counted anew"):
+        path("dense_7").resolve(among)
+    with pytest.raises(ValueError, match=r"Nearest paths: 'dense'.*'dense_7' are counted anew"):
+        layer("dense_7").resolve(among)
+
+
+# Without a model
+
+
+def test_without_a_model_a_missing_path_asks_for_it():
+    among = catalog("stem/kernel", "head/kernel", provisional=True)
+    assert chosen("head", among) == ["head/kernel"]
+    for selector in (
+        path("backbone/stem"),
+        regex("backbone.*"),
+        layer("backbone"),
+        layer_type("Dense"),
+    ):
+        with pytest.raises(ValueError, match=r"pass `model=`|Pass `model=`"):
+            selector.resolve(among)
+
+
+# The catalog
+
+
+def test_two_variables_of_one_path_are_refused():
+    with pytest.raises(ValueError, match=r"distinct paths. Received twice: \['a/kernel'\]"):
+        catalog("a/kernel", "b/kernel", "a/kernel")
+
+
+def test_adapters_are_told_from_the_kernel_they_adapt():
+    lora = catalog(
+        variable("d/kernel", trainable=False), "d/bias", "d/lora_kernel_a", "d/lora_kernel_b"
+    )
+    assert chosen("d/kernel", lora) == ["d/kernel"]
+    assert chosen(regex(".*/kernel"), lora) == ["d/kernel"]
+    assert chosen("**/*kernel*", lora) == ["d/kernel", "d/lora_kernel_a", "d/lora_kernel_b"]
+    assert chosen("d/lora_*", lora) == ["d/lora_kernel_a", "d/lora_kernel_b"]
+
+
+def test_selectors_work_on_ten_thousand_variables():
+    names = ("kernel", "bias")
+    large = catalog(*(f"stage_{s}/d{d}/{n}" for s in range(100) for d in range(50) for n in names))
+    assert len(large) == 10_000
+    groups = [path(f"stage_{stage}") - rank(max=1) for stage in range(100)]
+    found = [group.resolve(large) for group in groups]
+    assert [len(positions) for positions in found] == [50] * 100
+    assert frozenset().union(*found) == rank(min=2).resolve(large)
+    assert len(path("stage_1?/**/bias").resolve(large)) == 500
+    with pytest.raises(ValueError, match="'stage_77/d3'"):
+        path("stag_77/d3").resolve(large)

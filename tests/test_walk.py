@@ -1,0 +1,328 @@
+"""Layer paths: what each variable of a model is called, and that it stays called so."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import keras
+import path_cases
+import pytest
+from keras import layers
+
+from keras_groupopt import selectors
+from keras_groupopt.walk import describe_model, describe_variables
+
+# Keras reads weight files in a way that NumPy will no longer allow.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning"
+)
+each_case = pytest.mark.parametrize("case", path_cases.CASES, ids=lambda case: case.name)
+
+# Names each model after its case, describes it as made and as loaded from a file, and prints both.
+IN_ANOTHER_PROCESS = """
+import json, pathlib, sys
+import keras, path_cases
+from keras_groupopt.walk import describe_model
+
+path_cases.shift_automatic_names()
+made, loaded = {}, {}
+for case in path_cases.CASES:
+    made[case.name] = describe_model(case.make()).paths
+    file = pathlib.Path(f"{case.name}.keras")
+    if file.exists():
+        loaded[case.name] = describe_model(keras.models.load_model(file)).paths
+print(json.dumps([made, loaded]))
+"""
+
+
+@each_case
+def test_every_variable_has_its_layer_path(case):
+    assert list(describe_model(case.make()).paths) == case.paths
+
+
+@each_case
+def test_paths_stay_when_automatic_names_are_shifted(case):
+    path_cases.shift_automatic_names()
+    assert list(describe_model(case.make()).paths) == case.paths
+
+
+@each_case
+def test_paths_stay_after_the_session_is_cleared(case):
+    case.make()
+    keras.utils.clear_session(free_memory=False)
+    assert list(describe_model(case.make()).paths) == case.paths
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in path_cases.CASES if case.can_be_saved], ids=lambda case: case.name
+)
+def test_a_loaded_model_is_described_like_the_one_saved(case, tmp_path):
+    model = case.make()
+    model.save(tmp_path / "model.keras")
+    path_cases.shift_automatic_names()
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert describe_model(loaded).infos == describe_model(model).infos
+
+
+def test_paths_are_the_same_in_another_process(tmp_path, new_process):
+    here = {case.name: case.paths for case in path_cases.CASES}
+    for case in path_cases.CASES:
+        if case.can_be_saved:
+            case.make().save(tmp_path / f"{case.name}.keras")
+    tests = pathlib.Path(__file__).parent
+    program = f"import sys; sys.path.insert(0, {str(tests)!r})\n{IN_ANOTHER_PROCESS}"
+    made, loaded = json.loads(new_process(program).splitlines()[-1])
+    assert made == here
+    assert loaded == {case.name: case.paths for case in path_cases.CASES if case.can_be_saved}
+
+
+@each_case
+def test_the_catalog_follows_the_order_of_the_model(case):
+    model = case.make()
+    catalog = describe_model(model)
+    assert [info.identity for info in catalog] == [id(weight) for weight in model.weights]
+    trainable = [info.identity for info in catalog if info.trainable]
+    assert trainable == [id(variable) for variable in model.trainable_variables]
+
+
+@each_case
+def test_what_is_known_of_a_variable_is_what_the_variable_says(case):
+    model = case.make()
+    for info, weight in zip(describe_model(model), model.weights, strict=True):
+        assert info.shape == tuple(weight.shape)
+        assert info.dtype == "float32"
+        assert info.rank == len(weight.shape)
+        assert info.path == "/".join([*(layer.name for layer in info.layers), info.name])
+        assert weight.path in (info.path, *info.aliases)
+
+
+@each_case
+def test_a_layer_and_its_path_choose_the_same_variables(case):
+    model = case.make()
+    catalog = describe_model(model)
+    for layer in model._flatten_layers(include_self=False):
+        if layer.weights:
+            config = selectors.layer(layer).get_config(catalog)
+            again = selectors.Selector.from_config(config)
+            assert again.resolve(catalog) == selectors.layer(layer).resolve(catalog)
+            (layer_path,) = config["layers"]
+            assert selectors.path(layer_path).resolve(catalog) == again.resolve(catalog)
+
+
+def test_describing_changes_nothing_and_uses_up_no_name():
+    model = path_cases.transformer()
+    before = [(layer.name, layer.built, layer.trainable) for layer in model._flatten_layers()]
+    first = layers.Dense(1).name
+    describe_model(model)
+    describe_variables(model.weights)
+    assert layers.Dense(1).name == f"dense_{int(first.removeprefix('dense_')) + 1}"
+    after = [(layer.name, layer.built, layer.trainable) for layer in model._flatten_layers()]
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("make", "path", "aliases"),
+    [
+        (path_cases.one_layer_in_two_models, "encoder/tied/kernel", ("decoder/tied/kernel",)),
+        (path_cases.tied_embedding, "tokens/embeddings", ("head/tokens/embeddings",)),
+        (path_cases.tied_variable, "block/kernel", ("block/first/kernel",)),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else None,
+)
+def test_the_other_places_of_a_shared_variable_are_aliases(make, path, aliases):
+    catalog = describe_model(make())
+    info = catalog[catalog.by_path[path]]
+    assert info.places == (path, *aliases)
+
+
+def test_keras_own_path_is_an_alias_where_it_differs():
+    catalog = describe_model(path_cases.functional_in_sequential())
+    info = catalog[catalog.by_path["backbone/stem/kernel"]]
+    assert info.aliases == ("stem/kernel",)
+
+
+def test_frozen_layers_are_described_and_not_trainable():
+    model = path_cases.functional_in_sequential()
+    model.get_layer("backbone").trainable = False
+    trainable = [info.path for info in describe_model(model) if info.trainable]
+    assert trainable == ["head/kernel", "head/bias"]
+
+
+def test_random_states_are_left_out():
+    model = keras.Sequential([keras.Input((4,)), layers.Dropout(0.5), layers.Dense(2)])
+    assert len(model.variables) == 3
+    assert describe_model(model).paths == ("dense/kernel", "dense/bias")
+
+
+def test_the_classes_of_a_layer_are_named_up_to_keras_layer():
+    catalog = describe_model(path_cases.wrappers())
+    names = [layer.class_names for layer in catalog[0].layers]
+    assert names == [("Bidirectional",), ("LSTM", "RNN"), ("LSTMCell",)]
+    nested = describe_model(path_cases.functional_in_sequential())[0].layers[0]
+    assert nested.class_names == ("Functional", "Model")
+
+
+def test_a_model_that_is_not_built_asks_for_it():
+    model = keras.Sequential([layers.Dense(2), layers.Dense(3, name="head")], name="net")
+    with pytest.raises(
+        ValueError, match=r"`model` must .*'net'.*for 'dense', 'head'. Call `model\.b"
+    ):
+        describe_model(model)
+
+
+def test_a_model_of_built_layers_that_was_never_called_is_described():
+    model = path_cases.Classifier()
+    with pytest.raises(ValueError, match="without variables for 'head'"):
+        describe_model(model)
+    model.head.build((None, 3))
+    assert not model.built
+    assert describe_model(model).paths[:3] == ("head/kernel", "head/bias", "backbone/stem/kernel")
+
+
+def test_the_model_itself_means_everything_in_it():
+    model = path_cases.functional_in_sequential()
+    catalog = describe_model(model)
+    selector = selectors.layer(model)
+    assert selector.resolve(catalog) == catalog.everything
+    again = selectors.Selector.from_config(selector.get_config(catalog))
+    assert again == selectors.everything()
+
+
+def test_a_list_of_layers_covers_the_layers_nested_in_them():
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(4, name="first"),
+            path_cases.backbone("backbone"),
+            layers.ReLU(),
+            layers.Dense(2, name="head"),
+        ]
+    )
+    catalog = describe_model(model)
+    first = selectors.as_selector(model.layers[0]).resolve(catalog)
+    others = selectors.as_selector(model.layers[1:])
+    assert first.isdisjoint(others.resolve(catalog))
+    assert first | others.resolve(catalog) == catalog.everything
+    config = others.get_config(catalog)
+    assert config == {"selector": "layer", "layers": ["backbone", "head"]}
+
+
+@pytest.mark.backends("torch", reason="wraps torch modules")
+def test_the_parameters_of_a_torch_module_are_numbered(backend):
+    import torch
+
+    keras.Variable(0.0)
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.TorchModuleWrapper(torch.nn.Linear(4, 2))]
+    )
+    catalog = describe_model(model)
+    assert catalog.paths == ("torch_module_wrapper/variable", "torch_module_wrapper/variable_1")
+    with pytest.warns(UserWarning, match="'variable_2'.*'torch_module_wrapper/variable_1'"):
+        selectors.path("variable_2").resolve(catalog)
+
+
+def test_a_layer_that_is_not_built_is_named_when_it_is_asked_for():
+    model = path_cases.backbone()
+    model.spare = layers.Dense(2, name="spare")
+    catalog = describe_model(model)
+    assert catalog.unbuilt_layers == ("spare",)
+    for selector in (
+        selectors.path("spare"),
+        selectors.layer("spare"),
+        selectors.layer(model.spare),
+    ):
+        with pytest.raises(ValueError, match="build it first"):
+            selector.resolve(catalog)
+
+
+def test_only_a_model_or_layer_is_described():
+    with pytest.raises(TypeError, match=r"`model` must be a Keras model.*type dict"):
+        describe_model({"model": None})
+
+
+def test_a_single_layer_can_be_described():
+    layer = layers.Dense(2)
+    layer.build((None, 3))
+    assert describe_model(layer).paths == ("kernel", "bias")
+
+
+def test_lora_adds_the_adapters_and_freezes_the_kernel():
+    model = path_cases.functional_in_sequential()
+    model.get_layer("head").enable_lora(2)
+    head = {info.path: info.trainable for info in describe_model(model) if "head" in info.path}
+    assert head == {
+        "head/kernel": False,
+        "head/bias": True,
+        "head/lora_kernel_a": True,
+        "head/lora_kernel_b": True,
+    }
+
+
+def test_quantised_layers_keep_their_paths(tmp_path):
+    model = path_cases.functional_in_sequential()
+    model.get_layer("head").quantize("int8")
+    catalog = describe_model(model)
+    head = {info.path: info.dtype for info in catalog if info.path.startswith("head/")}
+    assert head == {
+        "head/kernel": "int8",
+        "head/bias": "float32",
+        "head/kernel_scale": "float32",
+    }
+    model.save(tmp_path / "model.keras")
+    assert describe_model(keras.models.load_model(tmp_path / "model.keras")).infos == catalog.infos
+
+
+class Pair(layers.Layer):
+    """Holds the next layer twice, each time under a layer of its own."""
+
+    def __init__(self, below, **kwargs):
+        super().__init__(**kwargs)
+        self.sides = [Side(below, name=side) for side in ("left", "right")]
+        self.built = True
+
+
+class Side(layers.Layer):
+    def __init__(self, below, **kwargs):
+        super().__init__(**kwargs)
+        self.below = below
+        self.built = True
+
+
+def test_the_places_of_a_variable_do_not_multiply_without_end():
+    dense = layers.Dense(1, name="dense")
+    dense.build((None, 1))
+    layer = dense
+    for level in range(10):
+        layer = Pair(layer, name=f"level_{level}")
+    info = describe_model(layer)[0]
+    assert info.path == "/".join(
+        [*(f"left/level_{n}" for n in range(8, -1, -1)), "left/dense/kernel"]
+    )
+    assert len(info.places) == 256  # of 1024
+
+
+def test_a_subclass_may_list_weights_that_it_does_not_hold():
+    foreign = layers.Dense(2, name="foreign")
+    foreign.build((None, 4))
+
+    class Borrowing(keras.Sequential):
+        @property
+        def weights(self):
+            return [*super().weights, *foreign.weights]
+
+    model = Borrowing([keras.Input((4,)), layers.Dense(2, name="own")])
+    assert describe_model(model).paths == (
+        *("own/kernel", "own/bias"),
+        *("foreign/kernel", "foreign/bias"),
+    )
+
+
+@pytest.mark.backends("tensorflow", "torch", reason="JAX compiles an initializer for every shape")
+def test_mobilenet_has_its_layers_names():
+    model = keras.applications.MobileNetV2((32, 32, 3), weights=None, include_top=False, alpha=0.35)
+    expected = [f"{layer.name}/{v.name}" for layer in model.layers for v in layer.weights]
+    assert list(describe_model(model).paths) == expected
+    outer = keras.Sequential([keras.Input((32, 32, 3)), model, layers.Dense(2, name="head")])
+    nested = [f"{model.name}/{path}" for path in expected]
+    assert list(describe_model(outer).paths) == [*nested, "head/kernel", "head/bias"]

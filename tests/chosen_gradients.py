@@ -51,7 +51,7 @@ def fit(
     **options: Any,
 ) -> keras.callbacks.History:
     """Fits a compiled model of towers for `steps` steps, with one gradient per tower."""
-    count = len(model.inputs)
+    count = len(getattr(model, "inputs", None) or [None])
     each = [gradients] * count if isinstance(gradients, (int, float)) else gradients
     x = [np.full((steps, 1), value, "float32") for value in each]
     options = {"batch_size": 1, "shuffle": False, "verbose": 0} | options

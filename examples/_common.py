@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 import numpy as np
-from _runs import Images, Method, Run, Runs, Task
+from _runs import Images, Method, Run, Runs, Task, stop_between_steps
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
 from rich.table import Table
@@ -57,12 +57,12 @@ def compare(task: Task, methods: Sequence[Method], options: argparse.Namespace) 
     All methods get the same number of settings, epochs and batches. Returns the test results, and
     leaves with exit code 130 on Ctrl-C.
     """
-    runs = Runs(options.runs, task, options.epochs, options.steps, options.fresh)
-    if kept := runs.finished():
-        console.print(f"[cyan]resumes[/] with {kept} finished runs in {runs.folder}")
     tries = min(len(method.settings[: options.tries]) for method in methods)
     columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
-    with Progress(*columns, console=console) as progress:
+    with stop_between_steps() as stop, Progress(*columns, console=console) as progress:
+        runs = Runs(options.runs, task, options.epochs, options.steps, options.fresh, stop)
+        if kept := runs.finished():
+            console.print(f"[cyan]resumes[/] with {kept} finished runs in {runs.folder}")
         total = len(methods) * (options.seeds + (FOLDS * tries * (tries > 1)))
         bar = progress.add_task("all runs", total=total)
 

@@ -7,11 +7,14 @@ its optimizer after the last whole epoch (rates, slots and anchors included), an
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import os
 import shutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -67,8 +70,16 @@ class Run:
 class Runs:
     """The folder of one task, one length of training and one backend."""
 
-    def __init__(self, parent: Path, task: Task, epochs: int, steps: int | None, fresh: bool):
-        self.task, self.epochs = task, epochs
+    def __init__(
+        self,
+        parent: Path,
+        task: Task,
+        epochs: int,
+        steps: int | None,
+        fresh: bool,
+        stop: threading.Event,
+    ):
+        self.task, self.epochs, self.stop = task, epochs, stop
         self.steps = steps or len(task.train[0]) // task.batch_size  # per epoch, in every run
         key = {
             "task": task.name,
@@ -100,11 +111,13 @@ class Runs:
         return json.loads(path.read_text())
 
     def _train(self, run: Run, progress: Progress) -> dict[str, Any]:
+        if self.stop.is_set():
+            raise KeyboardInterrupt
         started, steps = time.perf_counter(), self.steps
         keras.utils.clear_session()
         keras.utils.set_random_seed(run.seed)
         model = self.task.build_model()
-        keeper = KeepRun(self.folder / f"{run.name}.keras", model, progress)
+        keeper = KeepRun(self.folder / f"{run.name}.keras", model, self.stop, progress)
         if keeper.checkpoint.exists():
             model = keras.saving.load_model(keeper.checkpoint)
         else:
@@ -143,9 +156,11 @@ class KeepRun(keras.callbacks.Callback):
     for each layer directly below the model.
     """
 
-    def __init__(self, checkpoint: Path, model: keras.Model, progress: Progress):
+    def __init__(
+        self, checkpoint: Path, model: keras.Model, stop: threading.Event, progress: Progress
+    ):
         super().__init__()
-        self.checkpoint = checkpoint
+        self.checkpoint, self.stop = checkpoint, stop
         self.start = {layer.name: layer.get_weights() for layer in model.layers if layer.weights}
         self.history: list[dict[str, float]] = []  # first the start, then each epoch's end
         self.progress = progress
@@ -164,6 +179,10 @@ class KeepRun(keras.callbacks.Callback):
             for group, rate in getattr(self.model.optimizer, "learning_rates", {}).items():
                 rates[f"learning_rate_{group}"] = float(rate)
             self.history.append({**rates, **{f"drift_{name}": 0.0 for name in self.start}})
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, float] | None = None) -> None:
+        if self.stop.is_set():
+            raise KeyboardInterrupt
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
         drift = {f"drift_{name}": self._drift(name) for name in self.start}
@@ -184,6 +203,25 @@ class KeepRun(keras.callbacks.Callback):
     def _drift(self, name: str) -> float:
         pairs = zip(self.model.get_layer(name).get_weights(), self.start[name], strict=True)
         return float(np.sqrt(sum(np.sum((now - start) ** 2) for now, start in pairs)))
+
+
+@contextlib.contextmanager
+def stop_between_steps() -> Iterator[threading.Event]:
+    """Let Ctrl-C stop training after the step it falls in, and a second Ctrl-C at once.
+
+    Between steps nothing is half done: a backend stopped inside a step may crash on its way out.
+    """
+    stop = threading.Event()
+
+    def request(*_: object) -> None:
+        stop.set()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    before = signal.signal(signal.SIGINT, request)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def batches(x: np.ndarray, y: np.ndarray, size: int, seed: int, first: int) -> Iterator[Images]:

@@ -15,6 +15,7 @@ __all__ = [
     "layer_class_names",
     "layer_classes",
     "own_variables",
+    "skip_step",
     "track_all_state",
 ]
 
@@ -74,6 +75,19 @@ def declared_learning_rate(optimizer: Any) -> Any:
         # The shortest decimal that rounds to the float32 value: 0.1 rather than 0.10000000149.
         return float(str(np.float32(keras.ops.convert_to_numpy(rate))))
     return rate
+
+
+def skip_step(rule: Any) -> None:
+    """Counts a step in which no variable of `rule` has a gradient.
+
+    Keras refuses to apply no gradient at all; among several groups it is an ordinary step.
+    """
+    if isinstance(rule, keras.optimizers.Nadam):
+        # The product of its momentum schedule is advanced in a hook of `apply`, once per step.
+        product = rule._u_product
+        step = keras.ops.cast(rule.iterations + 1, product.dtype)
+        rule.assign(product, product * rule.beta_1 * (1.0 - 0.5 * keras.ops.power(0.96, step)))
+    rule.iterations.assign_add(1)
 
 
 def has_decay_exclusion(optimizer: Any) -> bool:

@@ -66,7 +66,8 @@ def _records(
     optimizer: Any, declaration: Declaration, parts: Parts | None
 ) -> tuple[list[dict[str, Any]] | None, bool]:
     if parts is not None:
-        return parts.plan.records, parts.plan.provisional
+        records = _in_model_order(parts, declaration.live_model(required=False))
+        return records, parts.plan.provisional
     if declaration.records is not None:
         return declaration.records, declaration.records_provisional
     model = declaration.live_model(required=False)
@@ -74,6 +75,24 @@ def _records(
         return None, False
     preview = optimizer.plan
     return preview.records, preview.provisional
+
+
+def _in_model_order(parts: Parts, model: Any) -> list[dict[str, Any]]:
+    """Returns the plan's records in the order in which a loaded model will give its variables.
+
+    Where the optimizer was built in another order, binding by order would mix up variables of
+    equal name and shape.
+    """
+    records = parts.plan.records
+    if model is None:
+        return records
+    built = {
+        id(variable): record for variable, record in zip(parts.variables, records, strict=True)
+    }
+    now = [id(variable) for variable in model.trainable_variables]
+    if set(now) != set(built):
+        return records
+    return [built[identity] for identity in now]
 
 
 def _current(optimizer: Any, declaration: Declaration, parts: Parts | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_groupopt.arguments import is_schedule
@@ -208,11 +208,20 @@ def _plain(value: Any) -> Any:
 
 def with_state_bytes(plan: Plan, sizes: Mapping[int, int]) -> Plan:
     """Returns `plan` with the bytes of state per position filled in."""
+    return _changed(plan, {place: {"state_bytes": size} for place, size in sizes.items()})
+
+
+def without_decay(plan: Plan, positions: Iterable[int]) -> Plan:
+    """Returns `plan` in which the variables at `positions` are not decayed."""
+    return _changed(plan, {place: {"decayed": False, "anchored": False} for place in positions})
+
+
+def _changed(plan: Plan, changes: Mapping[int, Mapping[str, Any]]) -> Plan:
     groups = [
         dataclasses.replace(
             planned,
             variables=tuple(
-                dataclasses.replace(v, state_bytes=sizes[v.position]) for v in planned.variables
+                dataclasses.replace(v, **changes.get(v.position, {})) for v in planned.variables
             ),
         )
         for planned in plan.groups

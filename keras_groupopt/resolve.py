@@ -80,7 +80,7 @@ def _as_ratio(rate: float, group: Group, base: Any) -> float:
             + (
                 f' The rate comes from the instance given as rule: `kgo.rule("{group.rule.label}", '
                 "...)` has none."
-                if group.rule is not None and group.rule.is_instance
+                if group.rule is not None and group.rule.instance is not None
                 else ""
             )
         )
@@ -260,6 +260,17 @@ def bind(
         ValueError: If their count, names, shapes or dtypes are not the recorded ones.
     """
     differences = _record_differences(records, variables)
+    if provisional and not differences:
+        # Paths of `variable.path` may have lost what is above a layer, but not its name.
+        saved = ["/".join(record["path"].split("/")[-2:]) for record in records]
+        found = ["/".join(info.path.split("/")[-2:]) for info in variables]
+        if saved != found and sorted(saved) == sorted(found):
+            raise ValueError(
+                "The variables must come in the order that the optimizer was built with, as its "
+                f"paths were read without a model: {_listing(saved)}. Received: "
+                f"{_listing(found)}. Pass `GroupedOptimizer(model=...)`, which needs no order, or "
+                "build it with `model.trainable_variables`."
+            )
     if differences:
         shown = "\n  ".join(differences[:_SHOWN])
         more = len(differences) - _SHOWN

@@ -8,6 +8,7 @@ contract. Gradients are given, so that each number has one cause.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -26,9 +27,15 @@ RATE = 0.0625
 DECAY = 0.5
 RATIOS = {"backbone": 0.5, "head": 1.0}
 
-SHAPES = {"backbone": (3, 4), "head": (4, 3)}
-NAMES = ("kernel", "bias", "gain")
-PATHS = tuple(f"{part}/{name}" for part in SHAPES for name in NAMES)
+SHAPES = {
+    "backbone/kernel": (3, 4),
+    "backbone/bias": (4,),
+    "head/kernel": (4, 3),
+    "head/bias": (3,),
+    "head/gain": (),
+}
+PATHS = tuple(SHAPES)
+PARTS = tuple(RATIOS)
 
 
 # The model ------------------------------------------------------------------------------------
@@ -36,34 +43,44 @@ PATHS = tuple(f"{part}/{name}" for part in SHAPES for name in NAMES)
 
 @keras.saving.register_keras_serializable(package="groupopt_tests")
 class Part(keras.layers.Layer):
-    """x ↦ gain · (x @ kernel) + bias: weights of rank 2, 1 and 0."""
+    """Weights of rank 2, 1 and, if it has a gain, 0: x ↦ gain · (x @ kernel) + bias."""
 
-    def __init__(self, units: int, **kwargs: Any) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.units = units
+        self.shapes = dict(shapes)
 
     def build(self, shape: Any) -> None:
-        self.kernel = self.add_weight((shape[-1], self.units), name="kernel")
-        self.bias = self.add_weight((self.units,), initializer="zeros", name="bias")
-        self.gain = self.add_weight((), initializer="ones", name="gain")
+        for name, own in self.shapes.items():
+            setattr(self, name, self.add_weight(tuple(own), initializer="ones", name=name))
+        self.built = True
 
     def call(self, x: Any) -> Any:
-        return self.gain * keras.ops.matmul(x, self.kernel) + self.bias
+        return getattr(self, "gain", 1.0) * keras.ops.matmul(x, self.kernel) + self.bias
 
-    def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "units": self.units}
+
+@keras.saving.register_keras_serializable(package="groupopt_tests")
+class Towers(keras.Model):
+    """A backbone and a head."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        for part in PARTS:
+            shapes = {p.split("/")[1]: s for p, s in SHAPES.items() if p.startswith(part)}
+            setattr(self, part, Part(shapes, name=part, dtype=self.dtype_policy))
+
+    def build(self, shape: Any) -> None:
+        for part in PARTS:
+            getattr(self, part).build(None)
+        self.built = True
+
+    def call(self, x: Any) -> Any:
+        return self.head(self.backbone(x))
 
 
 def make_model(dtype: str = "float32") -> Any:
-    """A backbone and a head, with the same values every time."""
-    rows, columns = SHAPES["backbone"]
-    model = keras.Sequential(
-        [
-            keras.Input((rows,), dtype=dtype),
-            Part(columns, name="backbone", dtype=dtype),
-            Part(SHAPES["head"][1], name="head", dtype=dtype),
-        ]
-    )
+    """The towers, with the same values every time."""
+    model = Towers(dtype=dtype)
+    model.build((None, SHAPES["backbone/kernel"][0]))
     for path, value in initial_weights().items():
         by_path(model)[path].assign(value)
     return model
@@ -71,19 +88,13 @@ def make_model(dtype: str = "float32") -> Any:
 
 def by_path(model: Any) -> dict[str, Any]:
     """The model's trainable variables, in order, under `part/name`."""
-    layers = {layer.name: layer for layer in model.layers}
-    found = {f"{part}/{name}": getattr(layers[part], name) for part in SHAPES for name in NAMES}
-    paths = {id(variable): path for path, variable in found.items()}
-    return {paths[id(variable)]: variable for variable in model.trainable_variables}
+    places = {id(getattr(getattr(model, p.split("/")[0]), p.split("/")[1])): p for p in PATHS}
+    return {places[id(variable)]: variable for variable in model.trainable_variables}
 
 
 def initial_weights() -> dict[str, np.ndarray]:
     """Values away from zero, as some rules scale by the size of the weights."""
-    random = np.random.default_rng(7)
-    return {
-        path: (random.uniform(0.25, 1.0, shape) * random.choice([1.0, -1.0], shape)).astype("float32")
-        for path, shape in _shapes().items()
-    }
+    return dict(_INITIAL)
 
 
 def gradients(step: int) -> dict[str, np.ndarray]:
@@ -91,17 +102,22 @@ def gradients(step: int) -> dict[str, np.ndarray]:
     random = np.random.default_rng(100 + step)
     size = (0.5, 2.0, 1.0)[step % 3]
     return {
-        path: np.asarray((3.0 if len(shape) == 2 else 1.0) * size * random.normal(size=shape), "float32")
-        for path, shape in _shapes().items()
+        path: np.asarray(size * (3.0 if len(s) == 2 else 1.0) * random.normal(size=s), "float32")
+        for path, s in SHAPES.items()
     }
 
 
-def _shapes() -> dict[str, tuple[int, ...]]:
+def _initial_weights() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(7)
     return {
-        f"{part}/{name}": shape
-        for part, kernel in SHAPES.items()
-        for name, shape in zip(NAMES, (kernel, kernel[1:], ()), strict=True)
+        path: np.asarray(
+            random.uniform(0.25, 1.0, shape) * random.choice([1.0, -1.0], shape), "float32"
+        )
+        for path, shape in SHAPES.items()
     }
+
+
+_INITIAL = _initial_weights()
 
 
 def weights_of(model: Any) -> dict[str, np.ndarray]:
@@ -111,7 +127,7 @@ def weights_of(model: Any) -> dict[str, np.ndarray]:
 
 def numpy_of(value: Any) -> np.ndarray:
     """A copy in NumPy: on torch a view would follow the variable."""
-    return np.array(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(value)))
+    return np.array(keras.ops.convert_to_numpy(value))
 
 
 def tensors_of(values: Mapping[str, np.ndarray | None], variables: Mapping[str, Any]) -> list[Any]:
@@ -126,7 +142,7 @@ def take_step(
     optimizer: Any,
     model: Any,
     values: Mapping[str, np.ndarray | None],
-    parts: Collection[str] = tuple(SHAPES),
+    parts: Collection[str] = PARTS,
 ) -> None:
     """One eager step of the variables of some parts with these gradients."""
     variables = {p: v for p, v in by_path(model).items() if p.split("/")[0] in parts}
@@ -215,7 +231,7 @@ class Rate:
 # Rows -----------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Case:
     """One row.
 
@@ -239,8 +255,9 @@ class Case:
         separable: Whether a group moves as if the other were not there.
         config_is_whole: Whether the config alone makes an optimizer that steps.
         exact: Whether plain Keras' numbers come out bit for bit, or to rounding.
-        reference_backends: Where Keras' rule does what its formula says.
-        sparse: Whether the rule takes sparse gradients on TensorFlow.
+        formula_faults: Why Keras' own rule departs from its formula, on which backends.
+        stateless_faults: Why Keras' own rule differs in a stateless or compiled step.
+        low_precision_faults: Why Keras' own rule fails, on which backend and dtype.
         tolerance: Of the reference, relative and absolute.
     """
 
@@ -261,8 +278,9 @@ class Case:
     separable: bool = True
     config_is_whole: bool = True
     exact: bool = True
-    reference_backends: Sequence[str] = ("tensorflow", "jax", "torch")
-    sparse: bool = True
+    formula_faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    stateless_faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    low_precision_faults: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
     tolerance: float = 1e-5
 
     def optimizer(
@@ -351,17 +369,15 @@ class Case:
         return weights
 
     @property
-    def rate_is_settable(self) -> bool:
-        """Whether `optimizer.learning_rate` can be set."""
-        return isinstance(self.rate.base, float)
-
-    @property
-    def id(self) -> str:
-        """How pytest calls the row."""
-        return self.name
+    def rule_name(self) -> str:
+        """The name under which the row's rule is known."""
+        registered = keras.saving.get_registered_name(self.keras_class)
+        ours = registered.startswith("groupopt_tests>")
+        return registered if ours else self.keras_class.__name__
 
 
 K = keras.optimizers
+_MOMENTUM_IN_PLACE = "Keras reads the old momentum after it was changed in place"
 
 # A rule alone. Two groups of one rule, at two ratios.
 RULES = [
@@ -389,7 +405,15 @@ RULES = [
         {"amsgrad": True, "beta_2": 0.5},
     ),
     Case("adamw", "adamw", references.Adam, K.AdamW, keras_arguments={"weight_decay": 0.0}),
-    Case("nadam", "nadam", references.Nadam, K.Nadam),
+    Case(
+        "nadam",
+        "nadam",
+        references.Nadam,
+        K.Nadam,
+        low_precision_faults={
+            ("torch", "bfloat16"): "Keras passes a bfloat16 of NumPy, which torch does not know"
+        },
+    ),
     Case("adamax", "adamax", references.Adamax, K.Adamax),
     Case("adagrad", "adagrad", references.Adagrad, K.Adagrad),
     Case("adadelta", "adadelta", references.Adadelta, K.Adadelta),
@@ -412,31 +436,37 @@ RULES = [
     Case("lion", "lion", references.Lion, K.Lion),
     Case("lamb", "lamb", references.LAMB, K.Lamb),
     Case("adafactor", "adafactor", references.Adafactor, K.Adafactor),
-    Case(
-        "muon",
-        "muon",
-        more_references.Muon,
-        K.Muon,
-        keras_arguments={"weight_decay": None, "adam_weight_decay": None},
-        decay_arguments=("weight_decay", "adam_weight_decay"),
-    ),
-    Case(
-        "schedule_free_adamw",
-        "schedulefreeadamw",
-        more_references.ScheduleFreeAdamW,
-        K.ScheduleFreeAdamW,
-    ),
     Case("radam", "radam", references.RAdam, kgo.RAdam),
     Case("third_party", PeakMomentum, PeakMomentumReference, PeakMomentum),
 ]
 
+# Keras learned these after the oldest release that is supported.
+if "adam_weight_decay" in inspect.signature(K.Muon).parameters:
+    RULES.append(
+        Case(
+            "muon",
+            "muon",
+            more_references.Muon,
+            K.Muon,
+            keras_arguments={"weight_decay": None, "adam_weight_decay": None},
+            decay_arguments=("weight_decay", "adam_weight_decay"),
+        )
+    )
+if hasattr(K, "ScheduleFreeAdamW"):
+    RULES.append(
+        Case(
+            "schedule_free_adamw",
+            "schedulefreeadamw",
+            more_references.ScheduleFreeAdamW,
+            K.ScheduleFreeAdamW,
+            formula_faults={"torch": _MOMENTUM_IN_PLACE},
+            stateless_faults={"torch": _MOMENTUM_IN_PLACE},
+        )
+    )
+
 _ANCHORS = {path: 0.5 - weight for path, weight in initial_weights().items()}
 _KERNEL = {"backbone": "backbone/kernel", "head": "head/kernel"}
 _DECAYS = {"backbone": DECAY, "head": DECAY / 2}
-
-
-def _given_anchor(part: str) -> dict[str, np.ndarray]:
-    return {_KERNEL[part]: _ANCHORS[_KERNEL[part]]}
 
 
 # What can be said of the whole or of a group. Adam, unless the row says otherwise.
@@ -456,8 +486,12 @@ DECAYS = [
     Case(
         "decay_of_each_group",
         keras_class=None,
-        group=lambda part: {"weight_decay": _DECAYS[part]},
-        expected=lambda part: {"weight_decay": _DECAYS[part], "decayed": [_KERNEL[part]]},
+        whole={"weight_decay": DECAY},
+        group=lambda part: {} if part == "backbone" else {"weight_decay": 0.0},
+        expected=lambda part: {
+            "weight_decay": DECAY if part == "backbone" else 0.0,
+            "decayed": [_KERNEL[part]],
+        },
     ),
     Case(
         "decay_on_a_schedule",
@@ -474,7 +508,7 @@ DECAYS = [
     Case(
         "decay_toward_given",
         keras_class=None,
-        group=lambda part: {"weight_decay": DECAY, "anchor": _given_anchor(part)},
+        group=lambda part: {"weight_decay": DECAY, "anchor": [_ANCHORS[_KERNEL[part]]]},
         expected=lambda part: {
             "weight_decay": DECAY,
             "anchor": _ANCHORS,
@@ -488,15 +522,6 @@ DECAYS = [
         whole={"weight_decay": DECAY, "anchor": _ANCHORS, "exclude_from_decay": ()},
         expected=lambda part: {"weight_decay": DECAY, "anchor": _ANCHORS},
         config_is_whole=False,
-    ),
-    Case(
-        "decay_of_one_group",
-        keras_class=None,
-        group=lambda part: {"weight_decay": 0.0 if part == "head" else DECAY},
-        expected=lambda part: {
-            "weight_decay": 0.0 if part == "head" else DECAY,
-            "decayed": [_KERNEL[part]],
-        },
     ),
 ]
 CLIPPINGS = [
@@ -550,9 +575,7 @@ CLIPPINGS = [
 RATES = [
     Case(
         "base_on_a_schedule",
-        rate=Rate(
-            base=stairs(RATE), alone=lambda ratio: stairs(RATE * ratio), at=stairs_at(RATE)
-        ),
+        rate=Rate(base=stairs(RATE), alone=lambda ratio: stairs(RATE * ratio), at=stairs_at(RATE)),
     ),
     Case(
         "base_from_a_function",
@@ -581,21 +604,8 @@ RATES = [
         "rate_of_a_group",
         rate=Rate(base=2 * RATE, group=lambda ratio: {"learning_rate": RATE * ratio}),
     ),
-    Case(
-        "base_and_decay_on_schedules",
-        keras_class=None,
-        rate=Rate(
-            base=stairs(RATE), alone=lambda ratio: stairs(RATE * ratio), at=stairs_at(RATE)
-        ),
-        whole={"weight_decay": stairs(DECAY), "anchor": "initial"},
-        expected=lambda part: {
-            "weight_decay": stairs_at(DECAY),
-            "anchor": initial_weights(),
-            "decayed": [_KERNEL[part]],
-        },
-    ),
 ]
-_MIXED = {"backbone": ("lion", references.Lion), "head": ("nadam", references.Nadam)}
+_MIXED = {"backbone": ("lion", references.Lion), "head": ("adamax", references.Adamax)}
 RULES_OF_GROUPS = [
     Case(
         "instances",
@@ -625,14 +635,14 @@ RULES_OF_GROUPS = [
         group=lambda part: {
             "rule": _MIXED[part][0],
             "clipvalue": 0.5,
-            "weight_decay": _DECAYS[part],
+            "weight_decay": stairs(_DECAYS[part]),
             "anchor": "initial",
         },
         whole={"global_clipnorm": 1.0},
         expected=lambda part: {
             "rule": _MIXED[part][1],
             "clipvalue": 0.5,
-            "weight_decay": _DECAYS[part],
+            "weight_decay": stairs_at(_DECAYS[part]),
             "anchor": initial_weights(),
             "decayed": [_KERNEL[part]],
         },

@@ -1,4 +1,4 @@
-"""Float64 references of the rules that only Keras brings; see `references.py` for what they leave out."""
+"""Float64 references of rules that only Keras brings; `references.py` says what they leave out."""
 
 from __future__ import annotations
 

@@ -17,19 +17,11 @@ import pytest
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
 DEMO = EXAMPLES / "finetune_backbone_and_head.py"
 TINY = ("--seeds", "1", "--epochs", "10", "--steps", "2", "--tries", "1", "--no-plot")
-# A background job may start with Ctrl-C ignored, and hand that on.
-WITH_CTRL_C = """
-import pathlib, runpy, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
-sys.argv = sys.argv[1:]
-sys.path.insert(0, str(pathlib.Path(sys.argv[0]).parent))
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
-def start(runs: pathlib.Path, *arguments: str) -> subprocess.Popen[str]:
+def start(runs: pathlib.Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", WITH_CTRL_C, str(DEMO), *TINY, "--runs", str(runs), *arguments],
+        [sys.executable, str(DEMO), *TINY, "--runs", str(runs)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

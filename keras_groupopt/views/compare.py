@@ -111,7 +111,6 @@ class PlanDifference:
             count: How many differences to show, at least 1.
 
         Example:
-
         >>> PlanDifference(groups_added=("a", "b", "c")).first(2)
         ['group "a" added', 'group "b" added', 'and 1 more']
         """
@@ -137,7 +136,6 @@ def compare(old: Plan, new: Plan) -> PlanDifference:
         ValueError: If one of the two has another format number.
 
     Example:
-
     >>> def plan(rate):
     ...     return {"format": 1, "options": {"learning_rate": rate}, "groups": []}
     >>> bool(compare(plan("0.001"), plan("0.001")))

@@ -88,7 +88,6 @@ def shares(counts: Sequence[int]) -> list[int]:
         One integer a count; zeros if every count is 0.
 
     Example:
-
     >>> shares([1, 1, 1])
     [334, 333, 333]
     """
@@ -106,7 +105,6 @@ def readable_bytes(size: float) -> str:
     """Bytes with a unit, in steps of 1024, as Keras' `model.summary()` writes them.
 
     Example:
-
     >>> readable_bytes(0), readable_bytes(1536), readable_bytes(3 * 1024**2)
     ('0.00 B', '1.50 KB', '3.00 MB')
     """
@@ -121,7 +119,6 @@ def value_text(value: Any) -> str:
     """A JSON value as short text: `–` for None, `CosineDecay(…)` for a serialised object.
 
     Example:
-
     >>> value_text(1e-4), value_text(10.0), value_text(None), value_text([3, 3])
     ('0.0001', '10', '–', '(3, 3)')
     """

@@ -50,7 +50,6 @@ def to_html(plan: Plan) -> str:
         ValueError: If `plan` has another format number.
 
     Example:
-
     >>> plan = {"format": 1, "provisional": False, "options": {}, "groups": []}
     >>> to_html(plan).startswith('<div class="kgo-plan">')
     True

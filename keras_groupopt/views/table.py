@@ -53,7 +53,6 @@ def summary(
             `console` are given.
 
     Example:
-
     >>> plan = {
     ...     "format": 1, "provisional": False, "options": {"learning_rate": "0.001"},
     ...     "groups": [{

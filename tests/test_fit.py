@@ -194,7 +194,7 @@ def test_a_step_that_overflows_is_skipped_by_all_groups_and_not_counted(way):
     keras.config.set_dtype_policy("mixed_float16")
     model = rate_meter.make_model()
     optimizer = rate_meter.make_optimizer(model, learning_rate=0.5)
-    # Gradients are scale / 4 before they are summed over the batch: 2¹⁸ overflows, 2¹⁷ too.
+    # The scaled gradients are the scale itself, and float16 ends below 2¹⁶.
     outer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**18)
     model.compile(optimizer=outer, loss=rate_meter.mean_output, **WAYS[way])
     rate_meter.fit(model, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -97,7 +97,7 @@ def _read(path: str, model: Any, where: str) -> dict[str, np.ndarray]:
             f"`anchor` must be an existing file. Received: {path!r} in {where}."
         )
     if path.endswith(".keras"):
-        source = keras.saving.load_model(path, compile=False)
+        source = _load(path, where, lambda: keras.saving.load_model(path, compile=False))
     elif model is None:
         raise ValueError(
             "`anchor` as a `.weights.h5` file needs the model. Received: "
@@ -106,7 +106,7 @@ def _read(path: str, model: Any, where: str) -> dict[str, np.ndarray]:
         )
     else:
         source = _twin(model, where)
-        source.load_weights(path)
+        _load(path, where, lambda: source.load_weights(path))
     catalog = walk.describe_model(source)
     by_identity = {id(variable): variable for variable in source.variables}
     return {
@@ -114,6 +114,16 @@ def _read(path: str, model: Any, where: str) -> dict[str, np.ndarray]:
         for info in catalog.infos
         if info.identity in by_identity
     }
+
+
+def _load(path: str, where: str, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except Exception as error:
+        raise ValueError(
+            "`anchor` must be a file that Keras can load into a model like this one. Received: "
+            f"{path!r} in {where}: {error}"
+        ) from error
 
 
 def _twin(model: Any, where: str) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_groupopt.arguments import check_number
+from keras_groupopt.arguments import check_number, is_schedule
 from keras_groupopt.plan import Defaults, Plan
 
 
@@ -61,8 +62,31 @@ def check_base(learning_rate: Any, groups: Sequence[Any]) -> Any:
             "own by `Group(learning_rate_ratio=...)` or `Group(learning_rate=...)`."
         )
     if callable(learning_rate):
+        _check_callable(learning_rate)
         return learning_rate
     return check_number("learning_rate", learning_rate, where="GroupedOptimizer")
+
+
+def _check_callable(learning_rate: Any) -> None:
+    """Refuses, before there is a step, what Keras could not call."""
+    if isinstance(learning_rate, type):
+        raise TypeError(
+            "`learning_rate` must be a number, a schedule or a function without arguments. "
+            f"Received: the class {learning_rate.__name__} in GroupedOptimizer. Make an instance "
+            f"of it: `{learning_rate.__name__}(...)`."
+        )
+    if is_schedule(learning_rate):
+        return
+    try:
+        inspect.signature(learning_rate).bind()
+    except ValueError:  # a function in C may have no signature
+        return
+    except TypeError as error:
+        raise TypeError(
+            "`learning_rate` as a function must take no arguments. Received: "
+            f"{learning_rate!r} in GroupedOptimizer: {error}. To compute the rate from the step, "
+            "subclass `keras.optimizers.schedules.LearningRateSchedule`."
+        ) from error
 
 
 def check_default_rule(rule: Any) -> Any:

@@ -112,6 +112,10 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         where = "GroupedOptimizer"
         declared = as_groups(groups)
         base = check_base(learning_rate, declared)
+        if loss_scale_factor is not None:
+            loss_scale_factor = check_number(
+                "loss_scale_factor", loss_scale_factor, where=where, positive=True
+            )
         super().__init__(learning_rate=base, loss_scale_factor=loss_scale_factor, name=name)
         registry.check_instances_differ(declared)
         lifted = tuple(registry.lift_instance(group) for group in declared)
@@ -288,10 +292,12 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     def _build(self, variables: list[Any]) -> None:
         plan = self._resolve(variables)
         self._say_if_changed(plan)
+        # A build that fails leaves nothing behind: what may fail comes before what is kept.
+        parts = Parts(plan, variables, self._declaration.live_model(required=False))
         for planned in plan.groups:
             if planned.group.rule is not None:
                 registry.claim_instance(planned.group.rule, self, planned.group.where)
-        parts = Parts(plan, self, variables, self._declaration.live_model(required=False))
+        parts.make_variables(self)
         config.warn_about_variables(plan, variables)
         super().build(variables)
         sizes = parts.state_bytes()
@@ -573,7 +579,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         """
         variables = self.variables if self._is_built else []
         shapes = [tuple(v.shape) for v in variables]
-        received = [tuple(ops.shape(weight)) for weight in weights]
+        received = [tuple(getattr(weight, "shape", ())) for weight in weights]
         if shapes != received:
             raise ValueError(
                 "`weights` must have the shapes of `optimizer.variables`. Received: "
@@ -582,6 +588,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             )
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
+        for group in [] if self._parts is None else self._parts.groups:
+            group.anchors_unknown = False
 
     def save_own_variables(self, store: Any) -> None:
         """Writes all state, keyed by group, layer path and slot, with a manifest."""

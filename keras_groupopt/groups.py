@@ -26,6 +26,11 @@ WHOLE_ONLY = {
 }
 LIFTED = ("weight_decay", "clipnorm", "clipvalue")
 
+FOREIGN_OPTIMIZER = (
+    "An optimizer of torch, optax or another Keras (`tf_keras`) has a different interface."
+)
+_FOREIGN_STEPS = ("apply_gradients", "step", "update")
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Rule:
@@ -119,10 +124,17 @@ def as_rule(value: Any, *, where: str) -> Rule | None:
         return rule(value)
     if hasattr(value, "apply") and hasattr(value, "get_config"):
         return Rule(value)
-    raise TypeError(
+    must = (
         "`rule` must be the name of an optimizer, an optimizer class, `kgo.rule(...)` or an "
-        f"optimizer instance. Received: rule={value!r} in {where}."
+        "optimizer instance."
     )
+    if any(hasattr(value, method) for method in _FOREIGN_STEPS):
+        cls = type(value)
+        raise TypeError(
+            f"{must} Received: an object of type {cls.__module__}.{cls.__qualname__} in {where}. "
+            f"{FOREIGN_OPTIMIZER}"
+        )
+    raise TypeError(f"{must} Received: rule={value!r} in {where}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,6 +274,10 @@ class Group:
         limits = check_clipping(self.clipnorm, self.global_clipnorm, self.clipvalue, where=where)
         for name, limit in zip(("clipnorm", "global_clipnorm", "clipvalue"), limits, strict=True):
             put(name, limit)
+        if self.frozen not in (False, True):
+            raise TypeError(
+                f"`frozen` must be True or False. Received: frozen={self.frozen!r} in {where}."
+            )
         if self.frozen:
             self._check_frozen()
 
@@ -271,7 +287,9 @@ class Group:
         return f'group "{self.name}"'
 
     def _check_frozen(self) -> None:
-        for name in ("rule", "learning_rate_ratio", "learning_rate", "weight_decay", "anchor"):
+        for name in (field.name for field in dataclasses.fields(self)):
+            if name in ("name", "selector", "frozen"):
+                continue
             if getattr(self, name) is not None:
                 raise ValueError(
                     f"`{name}` must not be set on a frozen group. Received: {self.where} with "
@@ -316,7 +334,7 @@ def as_groups(groups: Any) -> tuple[Group, ...]:
     else:
         raise TypeError(
             "`groups` must be a list of `kgo.Group` or a dict from name to group or selector. "
-            f"Received: groups={groups!r}."
+            f"Received: groups={groups!r}.{_hint_for_groups(groups)}"
         )
     seen: set[str] = set()
     for group in items:
@@ -332,3 +350,11 @@ def as_groups(groups: Any) -> tuple[Group, ...]:
             )
         seen.add(group.name)
     return tuple(items)
+
+
+def _hint_for_groups(value: Any) -> str:
+    if isinstance(value, str):
+        return f" A rule is given as `rule={value!r}`, a part as `kgo.Group(name, {value!r})`."
+    if hasattr(value, "trainable_variables"):
+        return " The model is given as `model=`."
+    return ""

@@ -24,18 +24,12 @@ class GroupParts:
     Args:
         planned: The group in the plan.
         plan: The plan.
-        optimizer: The outer optimizer, which owns every variable made here.
         variables: The group's Keras variables, in the plan's order.
         model: The model, where a given anchor needs it.
     """
 
     def __init__(
-        self,
-        planned: PlannedGroup,
-        plan: Plan,
-        optimizer: Any,
-        variables: Sequence[Any],
-        model: Any,
+        self, planned: PlannedGroup, plan: Plan, variables: Sequence[Any], model: Any
     ) -> None:
         group = planned.group
         self.name = group.name
@@ -51,46 +45,51 @@ class GroupParts:
             return
         self.clipping = (group.clipnorm, group.global_clipnorm, group.clipvalue)
         self._rate: Tensor = None
-        prefix = re.sub(r"[^A-Za-z0-9_.-]", "_", self.name)
+        self._prefix = re.sub(r"[^A-Za-z0-9_.-]", "_", self.name)
         self._own_rate = group.learning_rate
-        self._add_scalar("learning_rate_ratio", group.learning_rate_ratio, optimizer, prefix)
+        self._build_rule()
+        self._given = self._given_anchors(plan, model)
+
+    def make_variables(self, optimizer: Any) -> None:
+        """Makes the group's scalars and anchors, owned by the outer optimizer."""
+        if self.frozen:
+            return
+        group = self.planned.group
+        self._add_scalar("learning_rate_ratio", group.learning_rate_ratio, optimizer)
         if group.weight_decay is not None:
-            self._add_scalar("weight_decay", group.weight_decay, optimizer, prefix)
-        self._build_rule(prefix)
-        self._build_anchors(plan, optimizer, model)
-
-    def _add_scalar(self, name: str, declared: Any, optimizer: Any, prefix: str) -> None:
-        scalar = Scalar(name, declared, self.planned.group.where)
-        scalar.build(optimizer, prefix)
-        self.scalars[name] = scalar
-
-    def _build_rule(self, prefix: str) -> None:
-        where = self.planned.group.where
-        self.rule = make_rule(self.planned.group.rule, lambda: self._rate, where)
-        self.rule.name = prefix
-        ruled = [v for v in self.variables if not overwritten_by_gradient(v)]
-        self.rule.build(ruled)
-        _compat.track_all_state(self.rule)
-        self.slots = slots.slot_names(self.rule, len(ruled))
-        self.ruled = ruled
-
-    def _build_anchors(self, plan: Plan, optimizer: Any, model: Any) -> None:
-        anchor = self.planned.group.anchor
-        values: dict[int, np.ndarray] = {}
-        if anchor is not None and anchor.kind == "given":
-            self.anchors_unknown = anchor.source is None and any(
-                variable.anchored for variable in self.planned.variables
-            )
-            if anchor.source is not None:
-                values = anchors.given_values(self.planned, plan, model)
+            self._add_scalar("weight_decay", group.weight_decay, optimizer)
         for index, planned in enumerate(self.planned.variables):
             if planned.anchored:
                 variable = self.variables[index]
                 self.anchors[index] = optimizer.add_variable_from_reference(
                     variable,
                     name="anchor",
-                    initializer=_copy_of(values.get(planned.position, variable)),
+                    initializer=_copy_of(self._given.pop(planned.position, variable)),
                 )
+
+    def _add_scalar(self, name: str, declared: Any, optimizer: Any) -> None:
+        scalar = Scalar(name, declared, self.planned.group.where)
+        scalar.build(optimizer, self._prefix)
+        self.scalars[name] = scalar
+
+    def _build_rule(self) -> None:
+        where = self.planned.group.where
+        self.rule = make_rule(self.planned.group.rule, lambda: self._rate, where)
+        self.rule.name = self._prefix
+        ruled = [v for v in self.variables if not overwritten_by_gradient(v)]
+        self.rule.build(ruled)
+        _compat.track_all_state(self.rule)
+        self.slots = slots.slot_names(self.rule, len(ruled))
+        self.ruled = ruled
+
+    def _given_anchors(self, plan: Plan, model: Any) -> dict[int, np.ndarray]:
+        anchor = self.planned.group.anchor
+        if anchor is None or anchor.kind != "given":
+            return {}
+        if anchor.source is None:
+            self.anchors_unknown = any(variable.anchored for variable in self.planned.variables)
+            return {}
+        return anchors.given_values(self.planned, plan, model)
 
     @property
     def starts_at_initial(self) -> bool:
@@ -195,13 +194,11 @@ class Parts:
     save and count them a second time.
     """
 
-    def __init__(self, plan: Plan, optimizer: Any, variables: Sequence[Any], model: Any) -> None:
+    def __init__(self, plan: Plan, variables: Sequence[Any], model: Any) -> None:
         self.plan = plan
         self.variables = list(variables)
         self.groups = [
-            GroupParts(
-                planned, plan, optimizer, [variables[v.position] for v in planned.variables], model
-            )
+            GroupParts(planned, plan, [variables[v.position] for v in planned.variables], model)
             for planned in plan.groups
         ]
         self.places = [(0, 0)] * len(variables)
@@ -216,6 +213,11 @@ class Parts:
         # The model's training function at that step, held weakly; `None` in a loop of one's own.
         self.received_in: Any = None
         self.warned: set[tuple[str, ...]] = set()
+
+    def make_variables(self, optimizer: Any) -> None:
+        """Makes what the outer optimizer owns, once nothing can fail any more."""
+        for group in self.groups:
+            group.make_variables(optimizer)
 
     def __getitem__(self, name: str) -> GroupParts:
         self.plan[name]

@@ -80,7 +80,7 @@ def _as_ratio(rate: float, group: Group, base: Any) -> float:
             + (
                 f' The rate comes from the instance given as rule: `kgo.rule("{group.rule.label}", '
                 "...)` has none."
-                if group.rule is not None and group.rule.is_instance
+                if group.rule is not None and group.rule.instance is not None
                 else ""
             )
         )

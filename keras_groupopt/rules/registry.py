@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from keras_groupopt import _compat
-from keras_groupopt.groups import LIFTED, WHOLE_ONLY, Group, Rule
+from keras_groupopt.groups import FOREIGN_OPTIMIZER, LIFTED, WHOLE_ONLY, Group, Rule
 from keras_groupopt.rules.radam import RAdam
 
 OWN_RULES: dict[str, type] = {"radam": RAdam}
@@ -56,8 +56,13 @@ def rule_class(rule: Rule, where: str) -> Any:
     if not (isinstance(cls, type) and issubclass(cls, keras.optimizers.Optimizer)):
         raise TypeError(
             "`rule` must be a `keras.optimizers.Optimizer`. Received: "
-            f"{cls.__module__}.{cls.__qualname__} in {where}. An optimizer of torch, optax or "
-            "another Keras (`tf_keras`) has a different interface."
+            f"{cls.__module__}.{cls.__qualname__} in {where}. {FOREIGN_OPTIMIZER}"
+        )
+    if cls is keras.optimizers.Optimizer:
+        raise ValueError(
+            "`rule` must be an optimizer that has an algorithm. Received: the base class "
+            f"keras.optimizers.Optimizer in {where}. The names are: "
+            f"{', '.join(sorted(rule_names()))}."
         )
     if hasattr(cls, "inner_optimizer") or cls.__name__.lower() in _WRAPPERS or _is_grouped(cls):
         raise ValueError(

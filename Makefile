@@ -13,6 +13,9 @@ TORCH ?= -r requirements/torch.txt
 JOBS ?= 2
 
 BACKENDS := tensorflow jax torch
+ifeq ($(filter $(BACKENDS),$(BACKEND)),)
+$(error BACKEND must be one of: $(BACKENDS). Received: BACKEND=$(BACKEND))
+endif
 # Keras, JAX and TensorFlow at the pinned versions have no builds for other Pythons.
 SUPPORTED_PYTHONS := 3.11 3.12 3.13
 PYTHON ?= $(shell tools/find_python.sh $(SUPPORTED_PYTHONS))

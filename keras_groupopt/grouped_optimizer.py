@@ -202,9 +202,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 not built with, or if `trainable` changed since `fit` last made its training step.
         """
         parts = self._built_parts("check_model")
-        now = frozenset(self._positions(model.trainable_variables))
         if self._declaration.live_model(required=False) is None:
             self.bind(model)
+        now = frozenset(self._positions(model.trainable_variables))
         made = None if parts.received_in is None else parts.received_in()
         received = parts.received
         if received is None or made is None or made is not model.train_function:

@@ -8,6 +8,7 @@ contract. Gradients are given, so that each number has one cause.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -435,25 +436,33 @@ RULES = [
     Case("lion", "lion", references.Lion, K.Lion),
     Case("lamb", "lamb", references.LAMB, K.Lamb),
     Case("adafactor", "adafactor", references.Adafactor, K.Adafactor),
-    Case(
-        "muon",
-        "muon",
-        more_references.Muon,
-        K.Muon,
-        keras_arguments={"weight_decay": None, "adam_weight_decay": None},
-        decay_arguments=("weight_decay", "adam_weight_decay"),
-    ),
-    Case(
-        "schedule_free_adamw",
-        "schedulefreeadamw",
-        more_references.ScheduleFreeAdamW,
-        K.ScheduleFreeAdamW,
-        formula_faults={"torch": _MOMENTUM_IN_PLACE},
-        stateless_faults={"torch": _MOMENTUM_IN_PLACE},
-    ),
     Case("radam", "radam", references.RAdam, kgo.RAdam),
     Case("third_party", PeakMomentum, PeakMomentumReference, PeakMomentum),
 ]
+
+# Keras learned these after the oldest release that is supported.
+if "adam_weight_decay" in inspect.signature(K.Muon).parameters:
+    RULES.append(
+        Case(
+            "muon",
+            "muon",
+            more_references.Muon,
+            K.Muon,
+            keras_arguments={"weight_decay": None, "adam_weight_decay": None},
+            decay_arguments=("weight_decay", "adam_weight_decay"),
+        )
+    )
+if hasattr(K, "ScheduleFreeAdamW"):
+    RULES.append(
+        Case(
+            "schedule_free_adamw",
+            "schedulefreeadamw",
+            more_references.ScheduleFreeAdamW,
+            K.ScheduleFreeAdamW,
+            formula_faults={"torch": _MOMENTUM_IN_PLACE},
+            stateless_faults={"torch": _MOMENTUM_IN_PLACE},
+        )
+    )
 
 _ANCHORS = {path: 0.5 - weight for path, weight in initial_weights().items()}
 _KERNEL = {"backbone": "backbone/kernel", "head": "head/kernel"}

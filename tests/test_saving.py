@@ -600,6 +600,20 @@ def test_a_rule_given_as_an_instance_comes_back_with_the_model(tmp_path):
     assert_equal(train(loaded, 1), train(model, 1))
 
 
+class Unregistered(keras.optimizers.SGD):
+    """A rule from elsewhere that says nothing of saving, as most do."""
+
+
+def test_a_third_party_rule_that_is_not_registered_is_loaded_by_custom_objects(tmp_path):
+    rule = kgo.rule(Unregistered, momentum=0.5)
+    model = train(compiled(groups_=[kgo.Group("body", "body", rule=rule)], rule=Unregistered))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(
+        tmp_path / "model.keras", custom_objects={"Unregistered": Unregistered}
+    )
+    assert_equal(train(loaded, 1), train(model, 1))
+
+
 def unregistered(info: Any) -> bool:
     return info.path.startswith("head")
 

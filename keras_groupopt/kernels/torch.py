@@ -48,6 +48,15 @@ def scale(gradients: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
 
 
 @torch.no_grad()
+def clip_by_value(gradient: Tensor, limit: float) -> Tensor:
+    """Returns `gradient` with each element in `[-limit, limit]`.
+
+    `keras.ops.clip` makes a tensor of the limit, whose dtype a gradient of rank 0 would take.
+    """
+    return torch.clamp(gradient, -limit, limit)
+
+
+@torch.no_grad()
 def shrink(variables: Sequence[Any], factor: Tensor) -> None:
     """Does `w ← w − factor · w` for each variable, in place."""
     values = [variable.value for variable in variables]

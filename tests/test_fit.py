@@ -1,0 +1,285 @@
+"""The optimizer in `fit`, however the model is compiled, and in loops written by hand.
+
+Final weights are compared with a run in NumPy and float64, so that each backend, and each way to
+compile on it, gives the same numbers to the rounding of float32.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import network_reference
+import numpy as np
+import pytest
+import rate_meter
+import saving_models
+from rate_meter import RATIO, Rates
+from saving_models import X, Y
+
+import keras_groupopt as kgo
+
+BACKEND = os.environ["KERAS_BACKEND"]
+BATCH = 4
+CLIPNORM = 0.5
+SCHEDULE = keras.optimizers.schedules.InverseTimeDecay(0.125, 1, 0.25)
+
+WAYS: dict[str, dict[str, Any]] = {"as is": {}, "eagerly": {"run_eagerly": True}}
+if BACKEND != "torch":  # there Keras itself refuses the first, and the next needs a C++ compiler
+    WAYS["several steps an execution"] = {"steps_per_execution": 3}
+    WAYS["by XLA"] = {"jit_compile": True}
+    WAYS["without XLA"] = {"jit_compile": False}
+
+
+def optimizer_of(model: keras.Model | None, **changes: Any) -> kgo.GroupedOptimizer:
+    settings = {"learning_rate": SCHEDULE, "global_clipnorm": CLIPNORM, **changes}
+    return saving_models.optimizer(model, **settings)
+
+
+def new_model(**options: Any) -> keras.Model:
+    model = saving_models.fill(saving_models.MODELS["nested"]())
+    model.compile(optimizer=optimizer_of(model), loss="mse", **options)
+    return model
+
+
+def fit(model: keras.Model, epochs: int = 1, **options: Any) -> dict[str, list[float]]:
+    settings = {"batch_size": BATCH, "shuffle": False, "verbose": 0, "epochs": epochs}
+    return model.fit(X, Y, **{**settings, **options}).history
+
+
+def batches(epochs: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    starts = range(0, len(X), BATCH)
+    return [(X[i : i + BATCH], Y[i : i + BATCH]) for _ in range(epochs) for i in starts]
+
+
+def reference(epochs: int, clipnorm: float | None = CLIPNORM) -> list[np.ndarray]:
+    def rate(step: int) -> float:
+        return 0.125 / (1 + 0.25 * step)
+
+    start = saving_models.fill(saving_models.MODELS["nested"]()).get_weights()
+    return network_reference.trained(start, batches(epochs), rate, clipnorm)
+
+
+def check(model: keras.Model, epochs: int, optimizer: Any = None) -> None:
+    """Weights are those of the reference; the counter counts its steps."""
+    for path, weight, value in zip(
+        network_reference.PATHS, model.get_weights(), reference(epochs), strict=True
+    ):
+        np.testing.assert_allclose(weight, value, rtol=2e-5, atol=2e-6, err_msg=path)
+    steps = (optimizer or model.optimizer).iterations
+    assert int(steps.numpy()) == len(batches(epochs))
+
+
+def test_the_reference_is_clipped_and_decays():
+    """Otherwise the comparisons below would not see clipping."""
+    clipped, free = reference(2), reference(2, clipnorm=None)
+    assert max(np.abs(a - b).max() for a, b in zip(clipped, free, strict=True)) > 1e-2
+
+
+# fit ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_fit_gives_the_numbers_of_the_reference(way):
+    model = new_model(**WAYS[way])
+    fit(model, 3)
+    check(model, 3)
+
+
+@pytest.mark.parametrize("kind", ["twice nested", "sequential", "subclassed"])
+def test_the_numbers_do_not_depend_on_how_the_model_is_written(kind):
+    model = saving_models.fill(saving_models.MODELS[kind]())
+    model.compile(optimizer=optimizer_of(model), loss="mse")
+    fit(model, 2)
+    check(model, 2)
+
+
+@pytest.mark.parametrize("way", ["as is", "eagerly"])
+def test_several_fits_equal_one_with_evaluate_and_predict_between(way):
+    model, straight = new_model(**WAYS[way]), new_model(**WAYS[way])
+    fit(straight, 3)
+    for _ in range(3):
+        fit(model)
+        model.evaluate(X, Y, verbose=0)
+        model.predict(X, verbose=0)
+    for weight, value in zip(model.get_weights(), straight.get_weights(), strict=True):
+        np.testing.assert_array_equal(weight, value)
+    for variable, other in zip(
+        model.optimizer.variables, straight.optimizer.variables, strict=True
+    ):
+        np.testing.assert_array_equal(variable.numpy(), other.numpy(), err_msg=other.path)
+
+
+def test_train_on_batch_gives_the_same_numbers():
+    model = new_model()
+    for x, y in batches(2):
+        model.train_on_batch(x, y)
+    check(model, 2)
+
+
+def test_compiling_again_with_the_optimizer_keeps_its_state():
+    model = new_model()
+    fit(model)
+    model.compile(optimizer=model.optimizer, loss="mse", metrics=["mae"])
+    fit(model)
+    check(model, 2)
+
+
+def test_a_cloned_model_with_an_optimizer_from_the_config_trains_alike():
+    model = new_model()
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    config = model.optimizer.get_config()
+    clone.compile(optimizer=kgo.GroupedOptimizer.from_config(config), loss="mse")
+    fit(clone, 2)
+    check(clone, 2)
+
+
+def test_a_cloned_model_cannot_take_the_optimizer_itself():
+    model = new_model()
+    fit(model)
+    clone = keras.models.clone_model(model)
+    clone.set_weights(before := model.get_weights())
+    clone.compile(optimizer=model.optimizer, loss="mse")
+    with pytest.raises(ValueError, match=r"unknown .*kernel.*another model"):
+        fit(clone, callbacks=[kgo.GroupLogger()])
+    for weight, value in zip(clone.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+    model.compile(optimizer=model.optimizer, loss="mse")
+    fit(model)
+    check(model, 2)
+
+
+def test_a_layer_frozen_while_its_group_has_state_rests_and_goes_on():
+    model = new_model()
+    fit(model)
+    body = model.get_layer("body")
+    body.trainable = False
+    model.compile(optimizer=model.optimizer, loss="mse")
+    before = body.get_weights()
+    head = model.get_layer("head").get_weights()
+    fit(model)
+    for weight, value in zip(body.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(weight, value)
+    assert np.abs(model.get_layer("head").get_weights()[0] - head[0]).max() > 1e-3
+    body.trainable = True
+    model.compile(optimizer=model.optimizer, loss="mse")
+    fit(model)
+    assert np.abs(body.get_weights()[0] - before[0]).max() > 1e-4
+
+
+# Mixed precision ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_mixed_precision_moves_each_group_at_its_rate_and_clips_what_is_unscaled(policy, way):
+    keras.config.set_dtype_policy(policy)
+    model = rate_meter.make_model()
+    # Four gradients of 1 have the norm 2, so each becomes a quarter.
+    optimizer = rate_meter.make_optimizer(model, learning_rate=0.5, global_clipnorm=0.5)
+    model.compile(optimizer=optimizer, loss=rate_meter.mean_output, **WAYS[way])
+    rates = Rates()
+    rate_meter.fit(model, 2, callbacks=[rates])
+    assert rates.by_group["head"] == pytest.approx([0.125, 0.125], rel=1e-6)
+    assert rates.by_group["backbone"] == pytest.approx([0.125 * RATIO] * 2, rel=1e-6)
+    assert all(variable.dtype == "float32" for variable in model.trainable_variables)
+    assert int(optimizer.iterations.numpy()) == 2 * rate_meter.BATCHES
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_that_overflows_is_skipped_by_all_groups_and_not_counted(way):
+    keras.config.set_dtype_policy("mixed_float16")
+    model = rate_meter.make_model()
+    optimizer = rate_meter.make_optimizer(model, learning_rate=0.5)
+    # The scaled gradients are the scale itself, and float16 ends below 2¹⁶.
+    outer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**18)
+    model.compile(optimizer=outer, loss=rate_meter.mean_output, **WAYS[way])
+    rate_meter.fit(model, 3)
+    steps = int(optimizer.iterations.numpy())
+    assert 0 < steps < 3 * rate_meter.BATCHES
+    for name, rate in (("head", 0.5), ("backbone", 0.5 * RATIO)):
+        np.testing.assert_array_equal(rate_meter.weights(model)[name], -steps * rate)
+
+
+# Loops written by hand ----------------------------------------------------------------------------
+
+
+def tensorflow_loop(model: keras.Model, optimizer: Any, compiled: bool) -> None:
+    import tensorflow as tf
+
+    def train_step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = keras.ops.mean(keras.losses.mean_squared_error(y, model(x, training=True)))
+        gradients = tape.gradient(loss, model.trainable_weights)
+        optimizer.apply(gradients, model.trainable_weights)
+        return loss
+
+    step = tf.function(train_step) if compiled else train_step
+    for x, y in batches(2):
+        step(tf.constant(x), tf.constant(y))
+
+
+def torch_loop(model: keras.Model, optimizer: Any, compiled: bool) -> None:
+    import torch
+
+    for x, y in batches(2):
+        outputs = model(torch.from_numpy(x), training=True)
+        loss = keras.ops.mean(keras.losses.mean_squared_error(torch.from_numpy(y), outputs))
+        model.zero_grad()
+        loss.backward()
+        gradients = [variable.value.grad for variable in model.trainable_weights]
+        with torch.no_grad():
+            optimizer.apply(gradients, model.trainable_weights)
+
+
+def jax_loop(model: keras.Model, optimizer: Any, compiled: bool) -> None:
+    import jax
+
+    def loss_and_updates(trainable: Any, non_trainable: Any, x: Any, y: Any) -> Any:
+        outputs, non_trainable = model.stateless_call(trainable, non_trainable, x, training=True)
+        loss = keras.ops.mean(keras.losses.mean_squared_error(y, outputs))
+        return loss, non_trainable
+
+    gradient_of = jax.value_and_grad(loss_and_updates, has_aux=True)
+
+    def train_step(state: Any, x: Any, y: Any) -> Any:
+        trainable, non_trainable, slots = state
+        (_, non_trainable), gradients = gradient_of(trainable, non_trainable, x, y)
+        trainable, slots = optimizer.stateless_apply(slots, gradients, trainable)
+        return trainable, non_trainable, slots
+
+    step = jax.jit(train_step) if compiled else train_step
+    optimizer.build(model.trainable_variables)
+    owners = (model.trainable_variables, model.non_trainable_variables, optimizer.variables)
+    state = tuple([variable.value for variable in variables] for variables in owners)
+    for x, y in batches(2):
+        state = step(state, x, y)
+    for variables, values in zip(owners, state, strict=True):
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+
+LOOPS: dict[str, Callable[[keras.Model, Any, bool], None]] = {
+    "tensorflow": tensorflow_loop,
+    "torch": torch_loop,
+    "jax": jax_loop,
+}
+
+
+@pytest.mark.parametrize("compiled", [True, False] if BACKEND != "torch" else [False])
+@pytest.mark.parametrize("bound", [True, False], ids=["model=", "no model"])
+def test_a_loop_as_the_keras_guides_write_it_gives_the_numbers_of_the_reference(bound, compiled):
+    model = saving_models.fill(saving_models.MODELS["sequential"]())
+    optimizer = optimizer_of(model if bound else None)
+    LOOPS[BACKEND](model, optimizer, compiled)
+    check(model, 2, optimizer)
+
+
+def test_fit_goes_on_from_a_loop_written_by_hand():
+    model = new_model()
+    LOOPS[BACKEND](model, model.optimizer, False)
+    fit(model, callbacks=[kgo.GroupLogger()])
+    check(model, 3)

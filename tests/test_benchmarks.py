@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import pathlib
 import time
+from collections.abc import Callable
+from types import ModuleType
 
 import keras
 import pytest
 
-from benchmarks import measuring
-
-STEP_TIME = pathlib.Path(measuring.__file__).with_name("step_time.py")
+STEP_TIME = pathlib.Path(__file__).resolve().parent.parent / "benchmarks" / "step_time.py"
 OURS = {"grouped", "grouped_default_exclusion"}
 # `MultiOptimizer` is younger than the oldest Keras that is supported.
 PEERS = {"adamw"} | (
@@ -20,6 +21,13 @@ PEERS = {"adamw"} | (
     if hasattr(keras.optimizers, "MultiOptimizer")
     else set()
 )
+
+
+@pytest.fixture
+def script(monkeypatch) -> Callable[[str], ModuleType]:
+    """Imports one of the benchmark's own modules, as its script does."""
+    monkeypatch.syspath_prepend(str(STEP_TIME.parent))
+    return importlib.import_module
 
 
 def test_step_time_writes_figures_of_every_contender(new_process, tmp_path, backend):
@@ -65,9 +73,9 @@ def test_step_time_writes_figures_of_every_contender(new_process, tmp_path, back
     assert ("no_clip: grouped / multi_optimizer" in limits) == ("multi_optimizer" in PEERS)
 
 
-def test_a_ratio_is_taken_round_by_round_and_averaged_over_builds():
+def test_a_ratio_is_taken_round_by_round_and_averaged_over_builds(script):
     # In the second round the machine was ten times slower, for both.
-    found = measuring.ratio(
+    found = script("measuring").ratio(
         [[2.0, 20.0, 2.0], [8.0, 8.0, 80.0]], [[1.0, 10.0, 1.0], [1.0, 1.0, 10.0]]
     )
     assert found["of_builds"] == [2.0, 8.0]
@@ -76,20 +84,20 @@ def test_a_ratio_is_taken_round_by_round_and_averaged_over_builds():
     assert found["of_minima"] == 2.0
 
 
-def test_a_spread_is_that_of_all_rounds():
-    found = measuring.spread([[5.0, 1.0, 2.0], [4.0, 3.0]])
+def test_a_spread_is_that_of_all_rounds(script):
+    found = script("measuring").spread([[5.0, 1.0, 2.0], [4.0, 3.0]])
     assert found == {"median": 3.0, "quartile_1": 2.0, "quartile_3": 4.0, "minimum": 1.0}
 
 
-def test_one_round_has_a_spread():
-    found = measuring.spread([[2.0]])
+def test_one_round_has_a_spread(script):
+    found = script("measuring").spread([[2.0]])
     assert found == {"median": 2.0, "quartile_1": 2.0, "quartile_3": 2.0, "minimum": 2.0}
 
 
-def test_steps_take_turns_and_the_wall_clock_sees_a_wait_that_cpu_time_does_not():
+def test_steps_take_turns_and_the_wall_clock_sees_a_wait_that_cpu_time_does_not(script):
     calls = []
     steps = {"short": lambda: calls.append("short"), "long": lambda: time.sleep(0.02)}
-    times = measuring.in_turn(steps, 4)
+    times = script("measuring").in_turn(steps, 4)
     assert calls == ["short"] * 4
     assert {name: len(found["wall"]) for name, found in times.items()} == {"short": 4, "long": 4}
     assert min(times["long"]["wall"]) >= 20.0
@@ -97,10 +105,7 @@ def test_steps_take_turns_and_the_wall_clock_sees_a_wait_that_cpu_time_does_not(
 
 
 @pytest.mark.parametrize("arguments", [("--repeats", "0"), ("--builds", "0"), ("--warm-up", "0")])
-def test_step_time_refuses_to_measure_nothing(arguments, monkeypatch, capsys):
-    monkeypatch.syspath_prepend(str(STEP_TIME.parent))
-    import step_time
-
+def test_step_time_refuses_to_measure_nothing(arguments, script, capsys):
     with pytest.raises(SystemExit):
-        step_time.arguments(list(arguments))
+        script("step_time").arguments(list(arguments))
     assert "must be at least 1" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from keras_groupopt import _compat, anchors, clipping, decay, kernels, slots
 from keras_groupopt.hyperparameters import Scalar
 from keras_groupopt.memory import bytes_of
+from keras_groupopt.naming import plain_names
 from keras_groupopt.plan import Plan, PlannedGroup
 from keras_groupopt.rules.registry import make_rule
 
@@ -27,6 +27,7 @@ class GroupParts:
         optimizer: The outer optimizer, which owns every variable made here.
         variables: The group's Keras variables, in the plan's order.
         model: The model, where a given anchor needs it.
+        prefix: What the paths of the group's state begin with; no other group has it.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class GroupParts:
         optimizer: Any,
         variables: Sequence[Any],
         model: Any,
+        prefix: str,
     ) -> None:
         group = planned.group
         self.name = group.name
@@ -51,7 +53,6 @@ class GroupParts:
             return
         self.clipping = (group.clipnorm, group.global_clipnorm, group.clipvalue)
         self._rate: Tensor = None
-        prefix = re.sub(r"[^A-Za-z0-9_.-]", "_", self.name)
         self._own_rate = group.learning_rate
         self._add_scalar("learning_rate_ratio", group.learning_rate_ratio, optimizer, prefix)
         if group.weight_decay is not None:
@@ -198,11 +199,17 @@ class Parts:
     def __init__(self, plan: Plan, optimizer: Any, variables: Sequence[Any], model: Any) -> None:
         self.plan = plan
         self.variables = list(variables)
+        prefixes = plain_names(planned.name for planned in plan.groups)
         self.groups = [
             GroupParts(
-                planned, plan, optimizer, [variables[v.position] for v in planned.variables], model
+                planned,
+                plan,
+                optimizer,
+                [variables[v.position] for v in planned.variables],
+                model,
+                prefix,
             )
-            for planned in plan.groups
+            for planned, prefix in zip(plan.groups, prefixes, strict=True)
         ]
         self.places = [(0, 0)] * len(variables)
         for number, planned in enumerate(plan.groups):

@@ -12,6 +12,7 @@ __all__ = [
     "child_layers",
     "declared_learning_rate",
     "has_decay_exclusion",
+    "is_keras_own",
     "layer_class_names",
     "layer_classes",
     "own_variables",
@@ -63,6 +64,11 @@ def layer_classes() -> Iterator[type[Any]]:
             seen.add(cls)
             pending += cls.__subclasses__()
             yield cls
+
+
+def is_keras_own(cls: type) -> bool:
+    """Whether Keras itself defines `cls`, in its public or in a backend's module."""
+    return cls.__module__.startswith("keras.src.")
 
 
 def declared_learning_rate(optimizer: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -67,9 +68,11 @@ def _records(
 ) -> tuple[list[dict[str, Any]] | None, bool]:
     if parts is not None:
         records = _in_model_order(parts, declaration.live_model(required=False))
-        return records, parts.plan.provisional
+        known = {(record["group"], record["path"]) for record in records}
+        absent = [r for r in declaration.resting if (r["group"], r["path"]) not in known]
+        return records + copy.deepcopy(absent), parts.plan.provisional
     if declaration.records is not None:
-        return declaration.records, declaration.records_provisional
+        return copy.deepcopy(declaration.records), declaration.records_provisional
     model = declaration.live_model(required=False)
     if model is None or not model.built:
         return None, False
@@ -81,18 +84,24 @@ def _in_model_order(parts: Parts, model: Any) -> list[dict[str, Any]]:
     """Returns the plan's records in the order in which a loaded model will give its variables.
 
     Where the optimizer was built in another order, binding by order would mix up variables of
-    equal name and shape.
+    equal name and shape. Variables frozen after the build are marked: a loaded model, frozen as
+    this one is, does not give them.
     """
-    records = parts.plan.records
+    records = [
+        record if getattr(variable, "trainable", True) else {**record, "trainable": False}
+        for variable, record in zip(parts.variables, parts.plan.records, strict=True)
+    ]
     if model is None:
         return records
-    built = {
-        id(variable): record for variable, record in zip(parts.variables, records, strict=True)
-    }
-    now = [id(variable) for variable in model.trainable_variables]
-    if set(now) != set(built):
+    order = {id(variable): place for place, variable in enumerate(model.variables)}
+    places = [order.get(id(variable)) for variable in parts.variables]
+    if None in places:
         return records
-    return [built[identity] for identity in now]
+    return [record for _, record in sorted(zip(places, records, strict=True), key=_first)]
+
+
+def _first(pair: tuple[Any, Any]) -> Any:
+    return pair[0]
 
 
 def _current(optimizer: Any, declaration: Declaration, parts: Parts | None) -> dict[str, Any]:
@@ -134,7 +143,7 @@ def from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
 
 def restore(optimizer: Any, declaration: Declaration, rest: Mapping[str, Any]) -> None:
     """Gives a new optimizer the plan and the present scalars of its config."""
-    declaration.records = rest["plan"]
+    declaration.records = copy.deepcopy(rest["plan"])
     declaration.records_provisional = bool(rest["plan_is_provisional"])
     current = dict(rest["current"] or {})
     if "learning_rate" in current:

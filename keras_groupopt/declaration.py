@@ -26,6 +26,11 @@ class Declaration:
         self.current: dict[tuple[str, str], float] = {}
         self.pending: tuple[Any, Any] | None = None
 
+    @property
+    def resting(self) -> list[dict[str, Any]]:
+        """The records of variables that were frozen when the config was saved."""
+        return [record for record in self.records or () if not record.get("trainable", True)]
+
     def live_model(self, required: bool = True) -> Any:
         """Returns the model, or `None` if none was given.
 

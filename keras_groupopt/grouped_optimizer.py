@@ -251,7 +251,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
     @property
     def built(self) -> bool:
-        """Whether it is built, and still knows every trainable variable of its model.
+        """Whether it is built, and still knows every trainable variable of its model, in order.
 
         Keras asks before `fit` on JAX, and builds where the answer is no. `build` then refuses
         variables it does not know, before Keras has taken the weights out of the model.
@@ -262,7 +262,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         if model is None:
             return True
         known = self._trainable_variables_indices
-        return all(self._var_key(variable) in known for variable in model.trainable_variables)
+        places = [known.get(self._var_key(variable)) for variable in model.trainable_variables]
+        return None not in places and self._in_order(places)
 
     @built.setter
     def built(self, value: bool) -> None:
@@ -280,13 +281,21 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         """
         variables = list(variables)
         if self._is_built:
-            self._positions(variables)
+            positions = self._positions(variables)
+            if not self._in_order(positions):
+                raise ValueError(
+                    "`fit` on JAX passes values in the order of the model's trainable variables, "
+                    "and the optimizer must have been built in that order. Received: an optimizer "
+                    f"built with {self._name_of(self._trainable_variables[0])} first, for a model "
+                    f"with {self._name_of(variables[0])} first. Build it with "
+                    "`optimizer.build(model.trainable_variables)`."
+                )
         else:
             self._build(variables)
         pending = self._declaration.pending
         if pending is not None:
             # Kept where it is refused, so that no later call goes on as if it had been loaded.
-            state.assign(self, self._built_parts("build"), *pending)
+            state.assign(self, self._built_parts("build"), *pending, self._declaration.resting)
             self._declaration.pending = None
 
     def _build(self, variables: list[Any]) -> None:
@@ -374,6 +383,11 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 "new GroupedOptimizer(model=...)."
             )
         return positions
+
+    @staticmethod
+    def _in_order(positions: Sequence[Any]) -> bool:
+        """Whether values of variables at `positions` can go by their order, where that matters."""
+        return not kernels.BY_ORDER or list(positions) == sorted(positions)
 
     def _name_of(self, variable: Any) -> str:
         """Returns a variable's layer path where the model is known, else Keras' own name."""
@@ -617,7 +631,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             values = state.assign_early(self, declared, manifest, values)
             self._declaration.pending = (manifest, values)
         else:
-            state.assign(self, self._parts, manifest, values)
+            state.assign(self, self._parts, manifest, values, self._declaration.resting)
             self._declaration.pending = None
 
     def _note_weights_without_state(self) -> None:

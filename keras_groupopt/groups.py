@@ -241,6 +241,11 @@ class Group:
                 "`name` of a group must be a non-empty string without `/`. Received: "
                 f"name={self.name!r}. It is part of the keys of saved state."
             )
+        if self.name.startswith("@"):
+            raise ValueError(
+                "`name` of a group must not start with `@`. Received: "
+                f"name={self.name!r}. Keys of saved state that do are the optimizer's own."
+            )
         if self.selector is None and self.name != DEFAULT_GROUP:
             raise ValueError(
                 f"`selector` must be given. Received: {where} without a selector. Only the group "

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-__all__ = ["automatic_bases", "number_siblings", "snake_case"]
+__all__ = ["automatic_bases", "number_siblings", "plain_names", "snake_case"]
 
 _WORD_START = re.compile(r"(?<=.)(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])")
 _NUMBERED = re.compile(r"(?P<base>.+?)(?:_\d+)?", re.DOTALL)
@@ -89,6 +89,27 @@ def number_siblings(names: Sequence[str], bases: Sequence[str | None]) -> list[s
         taken.add(unique)
         result.append(unique)
     return result
+
+
+def plain_names(names: Iterable[str]) -> list[str]:
+    """Returns a name of ASCII letters, digits, `_`, `-` and `.` for each name, no two alike.
+
+    Args:
+        names: Names of groups, each of which occurs once.
+
+    Example:
+    >>> plain_names(["block 1", "block_1", "head"])
+    ['block_1', 'block_1_2', 'head']
+    """
+    plain: list[str] = []
+    for name in names:
+        unique = base = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
+        count = 1
+        while unique in plain:
+            count += 1
+            unique = f"{base}_{count}"
+        plain.append(unique)
+    return plain
 
 
 @lru_cache(maxsize=4096)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from keras_groupopt import _compat, anchors, clipping, decay, kernels, slots
 from keras_groupopt.hyperparameters import Scalar
 from keras_groupopt.memory import bytes_of
+from keras_groupopt.naming import plain_names
 from keras_groupopt.plan import Plan, PlannedGroup
 from keras_groupopt.rules.registry import make_rule
 
@@ -26,10 +26,16 @@ class GroupParts:
         plan: The plan.
         variables: The group's Keras variables, in the plan's order.
         model: The model, where a given anchor needs it.
+        prefix: What the paths of the group's state begin with; no other group has it.
     """
 
     def __init__(
-        self, planned: PlannedGroup, plan: Plan, variables: Sequence[Any], model: Any
+        self,
+        planned: PlannedGroup,
+        plan: Plan,
+        variables: Sequence[Any],
+        model: Any,
+        prefix: str,
     ) -> None:
         group = planned.group
         self.name = group.name
@@ -45,7 +51,7 @@ class GroupParts:
             return
         self.clipping = (group.clipnorm, group.global_clipnorm, group.clipvalue)
         self._rate: Tensor = None
-        self._prefix = re.sub(r"[^A-Za-z0-9_.-]", "_", self.name)
+        self._prefix = prefix
         self._own_rate = group.learning_rate
         self._build_rule()
         self._given = self._given_anchors(plan, model)
@@ -197,9 +203,12 @@ class Parts:
     def __init__(self, plan: Plan, variables: Sequence[Any], model: Any) -> None:
         self.plan = plan
         self.variables = list(variables)
+        prefixes = plain_names(planned.name for planned in plan.groups)
         self.groups = [
-            GroupParts(planned, plan, [variables[v.position] for v in planned.variables], model)
-            for planned in plan.groups
+            GroupParts(
+                planned, plan, [variables[v.position] for v in planned.variables], model, prefix
+            )
+            for planned, prefix in zip(plan.groups, prefixes, strict=True)
         ]
         self.places = [(0, 0)] * len(variables)
         for number, planned in enumerate(plan.groups):

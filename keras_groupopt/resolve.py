@@ -250,7 +250,8 @@ def bind(
     """Makes a plan again from its records, for variables in the same order.
 
     Args:
-        records: What `Plan.records` gave.
+        records: What `Plan.records` gave; `"trainable": False` in one marks a variable that was
+            frozen after the optimizer was built, and that need not come.
         groups: The declared groups.
         defaults: What the optimizer says for all groups.
         variables: The trainable variables the optimizer is built with now.
@@ -259,6 +260,9 @@ def bind(
     Raises:
         ValueError: If their count, names, shapes or dtypes are not the recorded ones.
     """
+    names = dict.fromkeys(record["group"] for record in records)
+    if len(variables) != len(records):
+        records = [record for record in records if record.get("trainable", True)]
     differences = _record_differences(records, variables)
     if provisional and not differences:
         # Paths of `variable.path` may have lost what is above a layer, but not its name.
@@ -282,7 +286,7 @@ def bind(
         )
     declared = list(groups)
     known = {group.name for group in declared}
-    for name in dict.fromkeys(record["group"] for record in records):
+    for name in names:
         if name not in known:
             freeze = defaults.unclaimed == "freeze"
             declared.append(_frozen_rest(name, declared) if freeze else Group(name))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -96,17 +96,23 @@ def read_manifest(store: Any) -> dict[str, Any]:
     return manifest
 
 
-def check_layout(manifest: Mapping[str, Any], expected: Mapping[str, Any]) -> None:
+def check_layout(
+    manifest: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    resting: Sequence[Mapping[str, Any]] = (),
+) -> None:
     """Refuses state of another layout.
 
     Args:
         manifest: The saved manifest.
         expected: The manifest of the optimizer that reads.
+        resting: Records of variables frozen when the optimizer was saved, whose state is
+            left out where the optimizer that reads was built without them.
 
     Raises:
         ValueError: With the first differences, if rules, names, shapes or dtypes differ.
     """
-    differences = list(_differences(manifest, expected))
+    differences = list(_differences(manifest, expected, resting))
     if not differences:
         return
     shown = "\n  ".join(differences[:_SHOWN])
@@ -119,7 +125,11 @@ def check_layout(manifest: Mapping[str, Any], expected: Mapping[str, Any]) -> No
     )
 
 
-def _differences(manifest: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterable[str]:
+def _differences(
+    manifest: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    resting: Sequence[Mapping[str, Any]],
+) -> Iterable[str]:
     saved_rules, rules = manifest["rules"], expected["rules"]
     for group in {**saved_rules, **rules}:
         if group not in rules:
@@ -130,8 +140,13 @@ def _differences(manifest: Mapping[str, Any], expected: Mapping[str, Any]) -> It
             yield f'group "{group}": saved with rule {saved_rules[group]}, now {rules[group]}'
     saved, wanted = manifest["state"], expected["state"]
     # Scalars are declared values, not layout: one that is new or gone is not a difference.
+    absent = {f"{record['group']}/{record['path']}" for record in resting}
     missing = [key for key in wanted if key not in saved and not key.startswith("@")]
-    extra = [key for key in saved if key not in wanted and not key.startswith("@")]
+    extra = [
+        key
+        for key in saved
+        if key not in wanted and not key.startswith("@") and key.rpartition("/")[0] not in absent
+    ]
     for key in missing:
         near = difflib.get_close_matches(key, extra, n=1)
         yield f"{key} is not saved" + (f" (nearest: {near[0]})" if near else "")
@@ -203,16 +218,27 @@ def write_pending(
 
 
 def assign(
-    optimizer: Any, parts: Parts, manifest: Mapping[str, Any], values: Mapping[str, Any]
+    optimizer: Any,
+    parts: Parts,
+    manifest: Mapping[str, Any],
+    values: Mapping[str, Any],
+    resting: Sequence[Mapping[str, Any]] = (),
 ) -> None:
     """Gives an optimizer the state that was read, after checking that it fits.
+
+    Args:
+        optimizer: The optimizer.
+        parts: Its built parts.
+        manifest: The saved manifest.
+        values: The saved values.
+        resting: As in `check_layout`.
 
     Raises:
         ValueError: If the layout is another one. Nothing is assigned then.
     """
     entries = entries_of(optimizer, parts)
     expected = manifest_of(entries, parts.plan)
-    check_layout(manifest, expected)
+    check_layout(manifest, expected, resting)
     kept = config.scalars_to_keep(manifest["declared"], expected["declared"])
     for key, variable in entries.items():
         if key in values and key not in kept:

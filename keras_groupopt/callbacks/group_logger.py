@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections.abc import Iterable
 from typing import Any
 
 import keras
 
 from keras_groupopt.callbacks.unwrap import unwrap
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
+from keras_groupopt.naming import plain_names
 
 
 class GroupLogger(keras.callbacks.Callback):
@@ -119,21 +118,8 @@ def _warn_of_late_weights(optimizer: GroupedOptimizer) -> None:
 def _keyed(prefix: str, values: dict[str, Any]) -> dict[str, float]:
     return {
         f"{prefix}_{key}": _as_float(value)
-        for key, value in zip(_log_names(values), values.values(), strict=True)
+        for key, value in zip(plain_names(values), values.values(), strict=True)
     }
-
-
-def _log_names(groups: Iterable[str]) -> list[str]:
-    """Returns a name for each group that every log format takes, no two alike."""
-    names: list[str] = []
-    for group in groups:
-        name = plain = re.sub(r"[^\w.-]", "_", group, flags=re.ASCII)
-        count = 1
-        while name in names:
-            count += 1
-            name = f"{plain}_{count}"
-        names.append(name)
-    return names
 
 
 def _as_float(value: Any) -> float:

@@ -45,3 +45,5 @@ _fast = (
 
 # TensorFlow's variables cannot be replaced by values for the length of a call.
 STATELESS = keras.backend.backend() != "tensorflow"
+# `fit` passes values without their variables, which the order alone tells apart.
+BY_ORDER = keras.backend.backend() == "jax"

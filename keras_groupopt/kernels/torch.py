@@ -29,7 +29,9 @@ def own(values: Sequence[Tensor]) -> list[Tensor]:
 @torch.no_grad()
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Returns the Euclidean norm over all gradients, a float32 scalar."""
-    norms = torch._foreach_norm(list(gradients), 2, dtype=torch.float32)
+    # float64 has to be narrowed first: torch refuses to do it on the way.
+    own = [g.float() if g.dtype == torch.float64 else g for g in gradients]
+    norms = torch._foreach_norm(own, 2, dtype=torch.float32)
     device = norms[0].device
     return torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]), 2)
 
@@ -62,7 +64,9 @@ def shrink(variables: Sequence[Any], factor: Tensor) -> None:
     values = [variable.value for variable in variables]
     for indices in _by_device_and_dtype(values):
         first = values[indices[0]]
-        kept = (1.0 - factor).to(first.device, first.dtype)
+        # Weights of float64 need the factor of float64: in float32, 1 − 1e-7 is 1 − 1.2e-7.
+        precise = torch.promote_types(first.dtype, torch.float32)
+        kept = (1.0 - factor.to(first.device, precise)).to(first.dtype)
         torch._foreach_mul_([values[i] for i in indices], kept)
 
 

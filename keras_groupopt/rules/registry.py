@@ -138,6 +138,9 @@ def lift_instance(group: Group) -> Group:
 def type_of(instance: Any) -> type:
     """Returns the class a user wrote: Keras puts a subclass of its own in its place on torch."""
     cls = type(instance)
+    if not _compat.is_keras_own(cls):
+        # A user's class may have the name of its base.
+        return cls
     known = rule_names().get(cls.__name__.lower())
     return known if known is not None and issubclass(cls, known) else cls
 

@@ -73,6 +73,9 @@ class GroupParts:
         self.rule.build(ruled)
         _compat.track_all_state(self.rule)
         self.slots = slots.slot_names(self.rule, len(ruled))
+        for variable in self.rule.variables:
+            if not variable.path.startswith(f"{prefix}/"):
+                _compat.set_path(variable, f"{prefix}/{self.slots[id(variable)][1]}")
         self.ruled = ruled
 
     def _build_anchors(self, plan: Plan, optimizer: Any, model: Any) -> None:

@@ -14,14 +14,15 @@ X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 Y = X[:, :2] * 0.5
 
 
-def two_layers(first: str = "enc") -> keras.Model:
+def two_layers(name: str | None = None) -> keras.Model:
     keras.utils.set_random_seed(0)
     return keras.Sequential(
         [
             keras.Input((4,)),
-            keras.layers.Dense(3, name=first),
+            keras.layers.Dense(3, name="enc"),
             keras.layers.Dense(2, name="head"),
-        ]
+        ],
+        name=name,
     )
 
 
@@ -69,8 +70,7 @@ class Adam(keras.optimizers.Adam):
     """A user's rule of the name of its base: each weight goes down by the rate."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        del gradient
-        self.assign_sub(variable, keras.ops.cast(learning_rate, variable.dtype))
+        self.assign_sub(variable, 0.0 * gradient + keras.ops.cast(learning_rate, variable.dtype))
 
 
 def test_an_instance_of_a_users_class_is_not_taken_for_kerass_of_the_same_name():
@@ -93,6 +93,18 @@ def test_groups_whose_names_differ_in_odd_characters_keep_apart_in_a_state_tree(
     tree = model.get_state_tree(value_format="numpy_array")
     flat = tree["optimizer_variables"]["grouped_optimizer"]
     assert {"a_b_learning_rate_ratio", "a_b_2_learning_rate_ratio"} <= set(flat)
+
+
+def test_a_state_tree_of_another_model_of_the_same_code_goes_on():
+    models = []
+    for _ in range(2):
+        model = two_layers("same")
+        group = kgo.Group("enc", "enc", rule="nadam", weight_decay=0.1, anchor="initial")
+        models.append(fit(compiled(model, group, rule="adam", name="optimizer")))
+    first, second = models
+    tree = fit(first, 2).get_state_tree(value_format="numpy_array")
+    second.set_state_tree(tree)
+    assert_equal(fit(second), fit(first))
 
 
 def test_a_config_shares_nothing_with_its_optimizer():

@@ -16,6 +16,7 @@ __all__ = [
     "layer_class_names",
     "layer_classes",
     "own_variables",
+    "set_path",
     "skip_step",
     "track_all_state",
 ]
@@ -102,6 +103,15 @@ def has_decay_exclusion(optimizer: Any) -> bool:
         getattr(optimizer, "_exclude_from_weight_decay", None)
         or getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     )
+
+
+def set_path(variable: keras.Variable, path: str) -> None:
+    """Gives a variable a path that is the same in every process.
+
+    Keras makes an optimizer's step counter under the optimizer's automatic name, and Nadam's
+    running product under none: `set_state_tree` would pass over both.
+    """
+    variable._path = path
 
 
 def track_all_state(optimizer: Any) -> None:

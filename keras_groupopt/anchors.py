@@ -31,7 +31,8 @@ def given_values(planned: PlannedGroup, plan: Plan, model: Any) -> dict[int, np.
     anchor = planned.group.anchor
     source = anchor.source
     if isinstance(source, str):
-        values = _from_mapping(_read(source, model, where), anchored, f"{where}, file {source!r}")
+        read = _below_its_layer(_read(source, model, where), anchored)
+        values = _from_mapping(read, anchored, f"{where}, file {source!r}")
     elif isinstance(source, Mapping):
         values = _from_mapping(source, anchored, where)
         known = {variable.path for variable in planned.variables}
@@ -72,6 +73,22 @@ def _from_mapping(
             + (f"The nearest names are: {', '.join(near)}." if near else "")
         )
     return {variable.position: np.asarray(source[variable.path]) for variable in anchored}
+
+
+def _below_its_layer(
+    source: Mapping[str, Any], anchored: Sequence[PlannedVariable]
+) -> Mapping[str, Any]:
+    """Returns `source` by paths in the model, where its paths start at a layer in the model.
+
+    The file of a pretrained backbone knows nothing of the model the backbone is put into.
+    """
+    paths = [variable.path for variable in anchored]
+    levels = os.path.commonprefix([path.split("/")[:-1] for path in paths])
+    for depth in range(1, len(levels) + 1):
+        above = "/".join(levels[:depth]) + "/"
+        if all(path not in source and path.removeprefix(above) in source for path in paths):
+            return {path: source[path.removeprefix(above)] for path in paths}
+    return source
 
 
 def _from_sequence(

@@ -57,6 +57,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         rule: The rule of groups that name none: a name, a class, or `kgo.rule(...)`.
         learning_rate: The base rate per optimizer step: a number, a
             `keras.optimizers.schedules.LearningRateSchedule`, or a function without arguments.
+            A compiled step calls a function once, when it is compiled, as in Keras.
         weight_decay: The decay of groups that name none; a number or a schedule.
         anchor: What decay pulls toward in groups that do not say: `"zero"`, `"initial"`, arrays
             or a file.
@@ -674,7 +675,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _FIXED and getattr(self, "_sealed", False):
+        # Keras' LossScaleOptimizer switches a factor off, which it then handles itself.
+        fixed = name in _FIXED or (name == "loss_scale_factor" and value is not None)
+        if fixed and getattr(self, "_sealed", False):
             how = " Use `set_weight_decay(group, ...)`." if name == "weight_decay" else ""
             raise AttributeError(
                 f"`{name}` is fixed at construction, as a compiled step would ignore the change. "

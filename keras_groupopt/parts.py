@@ -86,6 +86,9 @@ class GroupParts:
         self.rule.build(ruled)
         _compat.track_all_state(self.rule)
         self.slots = slots.slot_names(self.rule, len(ruled))
+        for variable in self.rule.variables:
+            if not variable.path.startswith(f"{self._prefix}/"):
+                _compat.set_path(variable, f"{self._prefix}/{self.slots[id(variable)][1]}")
         self.ruled = ruled
 
     def _given_anchors(self, plan: Plan, model: Any) -> dict[int, np.ndarray]:

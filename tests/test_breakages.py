@@ -1,4 +1,4 @@
-"""What once broke: found by trying odd models, names and sequences of calls."""
+"""Odd models, names and sequences of calls, each with what it must come to."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 Y = X[:, :2] * 0.5
 
 
-def two_layers(first: str = "enc") -> keras.Model:
+def two_layers(name: str | None = None) -> keras.Model:
     keras.utils.set_random_seed(0)
     return keras.Sequential(
         [
             keras.Input((4,)),
-            keras.layers.Dense(3, name=first),
+            keras.layers.Dense(3, name="enc"),
             keras.layers.Dense(2, name="head"),
-        ]
+        ],
+        name=name,
     )
 
 
@@ -69,8 +70,7 @@ class Adam(keras.optimizers.Adam):
     """A user's rule of the name of its base: each weight goes down by the rate."""
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        del gradient
-        self.assign_sub(variable, keras.ops.cast(learning_rate, variable.dtype))
+        self.assign_sub(variable, 0.0 * gradient + keras.ops.cast(learning_rate, variable.dtype))
 
 
 def test_an_instance_of_a_users_class_is_not_taken_for_kerass_of_the_same_name():
@@ -93,6 +93,18 @@ def test_groups_whose_names_differ_in_odd_characters_keep_apart_in_a_state_tree(
     tree = model.get_state_tree(value_format="numpy_array")
     flat = tree["optimizer_variables"]["grouped_optimizer"]
     assert {"a_b_learning_rate_ratio", "a_b_2_learning_rate_ratio"} <= set(flat)
+
+
+def test_a_state_tree_of_another_model_of_the_same_code_goes_on():
+    models = []
+    for _ in range(2):
+        model = two_layers("same")
+        group = kgo.Group("enc", "enc", rule="nadam", weight_decay=0.1, anchor="initial")
+        models.append(fit(compiled(model, group, rule="adam", name="optimizer")))
+    first, second = models
+    tree = fit(first, 2).get_state_tree(value_format="numpy_array")
+    second.set_state_tree(tree)
+    assert_equal(fit(second), fit(first))
 
 
 def test_a_config_shares_nothing_with_its_optimizer():
@@ -142,3 +154,21 @@ def test_an_optimizer_built_in_another_order_than_the_models_never_mixes_up_laye
         model.fit(X, X, verbose=0)
         assert not np.array_equal(weights(model)[1], before[1])
     np.testing.assert_array_equal(weights(model)[0], before[0])
+
+
+def test_the_file_of_a_backbone_anchors_it_inside_another_model(tmp_path):
+    backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="enc")], name="back")
+    backbone.save(tmp_path / "back.keras")
+    pretrained = np.array(keras.ops.convert_to_numpy(backbone.weights[0]))
+    model = keras.Sequential([keras.Input((4,)), backbone, keras.layers.Dense(2, name="head")])
+    backbone.set_weights([np.zeros_like(value) for value in weights(backbone)])
+    group = kgo.Group("back", "back", weight_decay=0.1, anchor=str(tmp_path / "back.keras"))
+    compiled(model, group).optimizer.build(model.trainable_variables)
+    drift = float(keras.ops.convert_to_numpy(model.optimizer.anchor_drift()["back"]))
+    assert drift == pytest.approx(np.linalg.norm(pretrained), rel=1e-5)
+
+
+def test_a_loss_scale_cannot_be_set_where_a_compiled_step_would_ignore_it():
+    optimizer = kgo.GroupedOptimizer(loss_scale_factor=2.0)
+    with pytest.raises(AttributeError, match="`loss_scale_factor` is fixed at construction"):
+        optimizer.loss_scale_factor = 4.0

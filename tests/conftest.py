@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import pathlib
 import subprocess
@@ -32,6 +33,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if current not in marker.args:
                 reason = marker.kwargs["reason"]
                 item.add_marker(pytest.mark.skip(reason=f"not on {current}: {reason}"))
+        for marker in item.iter_markers("needs_keras"):
+            (oldest,) = marker.args
+            installed = importlib.metadata.version("keras")
+            if numbers(installed) < numbers(oldest):
+                reason = marker.kwargs["reason"]
+                item.add_marker(pytest.mark.skip(reason=f"not with Keras {installed}: {reason}"))
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 @pytest.fixture

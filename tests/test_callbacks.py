@@ -204,10 +204,7 @@ def test_group_logger_gives_a_plain_optimizer_its_one_rate(policy):
             ),
             False,
             "one `learning_rate`. Received: MultiOptimizer",
-            marks=pytest.mark.skipif(
-                not hasattr(keras.optimizers, "MultiOptimizer"),
-                reason="this Keras has no MultiOptimizer",
-            ),
+            marks=pytest.mark.needs_keras("3.15", reason="no MultiOptimizer"),
         ),
     ],
     ids=["drift of a plain optimizer", "MultiOptimizer"],

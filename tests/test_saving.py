@@ -71,6 +71,7 @@ for name, one in (("keras", model), ("weights", again)):
                 np.testing.assert_array_equal(value, expected)
 
 
+@pytest.mark.needs_keras("3.11", reason="one object's variables may not be in two shards")
 def test_sharded_weights_go_on_bit_for_bit(tmp_path):
     model = train(compiled())
     largest = max(np.asarray(value).nbytes for value in store_of(model).values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -83,7 +84,8 @@ def _below_its_layer(
     The file of a pretrained backbone knows nothing of the model the backbone is put into.
     """
     paths = [variable.path for variable in anchored]
-    levels = os.path.commonprefix([path.split("/")[:-1] for path in paths])
+    places = zip(*(path.split("/")[:-1] for path in paths), strict=False)
+    levels = [names[0] for names in itertools.takewhile(lambda names: len(set(names)) == 1, places)]
     for depth in range(1, len(levels) + 1):
         above = "/".join(levels[:depth]) + "/"
         if all(path not in source and path.removeprefix(above) in source for path in paths):

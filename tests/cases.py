@@ -377,6 +377,7 @@ class Case:
 
 
 K = keras.optimizers
+_RATE_NOT_CAST = "Keras multiplies by the rate as it is, which on TensorFlow must be a variable"
 _MOMENTUM_IN_PLACE = "Keras reads the old momentum after it was changed in place"
 
 # A rule alone. Two groups of one rule, at two ratios.
@@ -450,6 +451,9 @@ if "adam_weight_decay" in inspect.signature(K.Muon).parameters:
             K.Muon,
             keras_arguments={"weight_decay": None, "adam_weight_decay": None},
             decay_arguments=("weight_decay", "adam_weight_decay"),
+            low_precision_faults=dict.fromkeys(
+                (("tensorflow", "bfloat16"), ("tensorflow", "float16")), _RATE_NOT_CAST
+            ),
         )
     )
 if hasattr(K, "ScheduleFreeAdamW"):
@@ -459,7 +463,7 @@ if hasattr(K, "ScheduleFreeAdamW"):
             "schedulefreeadamw",
             more_references.ScheduleFreeAdamW,
             K.ScheduleFreeAdamW,
-            formula_faults={"torch": _MOMENTUM_IN_PLACE},
+            formula_faults=dict.fromkeys(("tensorflow", "torch"), _MOMENTUM_IN_PLACE),
             stateless_faults={"torch": _MOMENTUM_IN_PLACE},
         )
     )

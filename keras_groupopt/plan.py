@@ -98,6 +98,14 @@ class Plan:
         groups: The groups, in the order of declaration; the rest comes last.
         defaults: What the optimizer says for all groups.
         provisional: Whether paths come from `variable.path` because no model was given.
+
+    Example:
+
+    >>> import keras, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
+    >>> optimizer = kgo.GroupedOptimizer({"head": "head"}, model=model, rule="adam")
+    >>> [variable.path for variable in optimizer.plan["head"].variables]
+    ['head/kernel', 'head/bias']
     """
 
     groups: tuple[PlannedGroup, ...]

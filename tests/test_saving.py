@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import pathlib
@@ -72,14 +71,7 @@ for name, one in (("keras", model), ("weights", again)):
                 np.testing.assert_array_equal(value, expected)
 
 
-<<<<<<< HEAD
 @pytest.mark.needs_keras("3.11", reason="one object's variables may not be in two shards")
-=======
-@pytest.mark.skipif(
-    "max_shard_size" not in inspect.signature(keras.Model.save_weights).parameters,
-    reason="this Keras does not shard weights",
-)
->>>>>>> ffec3ebd0419224030617e28d6f2aedf73f37afb
 def test_sharded_weights_go_on_bit_for_bit(tmp_path):
     model = train(compiled())
     largest = max(np.asarray(value).nbytes for value in store_of(model).values())

@@ -40,7 +40,7 @@ def backbone_and_head() -> keras.Model:
 @pytest.mark.parametrize(
     ("selector", "nearest"),
     [
-        ("bb/.*", "The model begins with 'bb', 'layer_normalization', 'head'"),
+        ("bb/.*", "Nearest paths: 'bb'"),
         ("bb/denze_1", "Nearest paths: 'bb/dense_1'"),
         (kgo.regex("backbone/.*"), "The model begins with"),
         ("LayerNorm", "Nearest paths: 'layer_normalization'"),
@@ -476,7 +476,11 @@ def test_muon_moves_hidden_matrices_and_adamw_the_rest():
     model = keras.Model(tokens, keras.layers.Dense(3, activation="softmax", name="head")(x))
     matrices = kgo.rank(2) - kgo.layer_type("Embedding") - "head" - kgo.default_exclude_from_decay
     optimizer = kgo.GroupedOptimizer(
-        [kgo.Group("matrices", matrices, rule="muon"), kgo.Group("rest", ~matrices, rule="adamw")],
+        [
+            # One step of its iteration: fewer operations to compile.
+            kgo.Group("matrices", matrices, rule=kgo.rule("muon", ns_steps=1)),
+            kgo.Group("rest", ~matrices, rule="adamw"),
+        ],
         model=model,
         learning_rate=0.01,
     )

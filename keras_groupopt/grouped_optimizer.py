@@ -16,7 +16,9 @@ from keras_groupopt.arguments import check_clipping, check_number, check_scalar
 from keras_groupopt.declaration import Declaration, check_base, check_choice, check_default_rule
 from keras_groupopt.groups import as_anchor, as_exclusion, as_groups, as_rule
 from keras_groupopt.parts import Parts, overwritten_by_gradient
+from keras_groupopt.persistence import Persistence
 from keras_groupopt.rules import registry
+from keras_groupopt.running_values import RunningValues
 from keras_groupopt.selectors import default_exclude_from_decay
 
 Tensor = Any
@@ -35,7 +37,7 @@ _FIXED = (
 
 
 @keras.saving.register_keras_serializable(package="keras_groupopt")
-class GroupedOptimizer(keras.optimizers.Optimizer):
+class GroupedOptimizer(RunningValues, Persistence, keras.optimizers.Optimizer):
     """Trains each group of a model's variables with its own rule, rate, decay and anchor.
 
     At optimizer step `t`, for a variable `w` with gradient `g` in group `G`:
@@ -480,174 +482,6 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
                 "`model.compile(optimizer=model.optimizer, ...)` again after such a change.",
                 stacklevel=2,
             )
-
-    # Rates and other scalars --------------------------------------------------------------------
-
-    @property
-    def learning_rate(self) -> Any:
-        """The base rate, per optimizer step. Groups follow it by their ratios."""
-        return self._get_current_learning_rate()
-
-    @learning_rate.setter
-    def learning_rate(self, learning_rate: Any) -> None:
-        if not isinstance(self._learning_rate, keras.Variable):
-            raise TypeError(
-                "The base `learning_rate` is a schedule or a function and cannot be set. "
-                f"Received: learning_rate={learning_rate!r}. Make the optimizer with a number "
-                "to set it while training."
-            )
-        if callable(learning_rate):
-            raise TypeError(
-                "The base `learning_rate` must be set to a number. Received: "
-                f"learning_rate={learning_rate!r}. Make the optimizer with the schedule."
-            )
-        if not ops.is_tensor(learning_rate) and not isinstance(learning_rate, keras.Variable):
-            learning_rate = check_number("learning_rate", learning_rate, where="GroupedOptimizer")
-        self._learning_rate.assign(learning_rate)
-
-    @property
-    def learning_rates(self) -> dict[str, Tensor]:
-        """The present rate of each group that moves, by name; float32 scalars."""
-        parts = self._built_parts("learning_rates")
-        base = ops.cast(self.learning_rate, "float32")
-        at = ops.convert_to_tensor(self._iterations)
-        return {group.name: group.rate(base, at) for group in parts.groups if not group.frozen}
-
-    def set_learning_rate_ratio(self, group: str, ratio: float) -> None:
-        """Sets the ratio of a group, from the next step on, without a retrace.
-
-        Args:
-            group: The group's name.
-            ratio: A finite number >= 0.
-
-        Raises:
-            KeyError: If there is no such group.
-            TypeError: If the ratio was declared as a schedule.
-            ValueError: If `ratio` is negative or not finite, or the group is frozen.
-        """
-        self._set_scalar(group, "learning_rate_ratio", ratio)
-
-    def set_weight_decay(self, group: str, weight_decay: float) -> None:
-        """Sets the decay coefficient of a group that decays, without a retrace.
-
-        Args:
-            group: The group's name.
-            weight_decay: A finite number >= 0.
-
-        Raises:
-            KeyError: If there is no such group.
-            TypeError: If the decay was declared as a schedule.
-            ValueError: If it is negative or not finite, or the group was built without decay.
-        """
-        self._set_scalar(group, "weight_decay", weight_decay)
-
-    def _set_scalar(self, group: str, name: str, value: float) -> None:
-        part = self._built_parts(f"set_{name}")[group]
-        if name not in part.scalars:
-            raise ValueError(
-                f'`{name}` of group "{group}" cannot be set: it was declared '
-                f"{'frozen' if part.frozen else 'without it'}. Received: {name}={value!r}."
-            )
-        part.scalars[name].set(value)
-
-    def _built_parts(self, asked: str) -> Parts:
-        if self._parts is None:
-            raise ValueError(
-                f"`{asked}` needs a built optimizer. Received: one that is not built. Call "
-                "`optimizer.build(model.trainable_variables)` first."
-            )
-        return self._parts
-
-    # Anchors ------------------------------------------------------------------------------------
-
-    def capture_anchors(self) -> None:
-        """Takes the present weights as the anchors of all anchored groups."""
-        for group in self._built_parts("capture_anchors").groups:
-            group.capture_anchors()
-
-    def anchor_drift(self) -> dict[str, Tensor]:
-        """Returns `‖w − anchor‖` per group that has a stored anchor; float32 scalars."""
-        parts = self._built_parts("anchor_drift")
-        parts.capture_due_anchors()
-        return {
-            group.name: group.drift()
-            for group in parts.groups
-            if any(anchor is not None for anchor in group.anchors)
-        }
-
-    # State --------------------------------------------------------------------------------------
-
-    @property
-    def variables(self) -> list[Any]:
-        """All state: the optimizer's own variables, then each group's rule's."""
-        parts = getattr(self, "_parts", None)
-        if parts is None:
-            return self._variables[:]
-        parts.capture_due_anchors()
-        return self._variables[:] + parts.rule_variables
-
-    def set_weights(self, weights: Sequence[Any]) -> None:
-        """Sets `optimizer.variables`, in order.
-
-        Raises:
-            ValueError: If the optimizer is not built, or counts or shapes differ.
-        """
-        variables = self.variables if self._is_built else []
-        shapes = [tuple(v.shape) for v in variables]
-        received = [tuple(getattr(weight, "shape", ())) for weight in weights]
-        if shapes != received:
-            raise ValueError(
-                "`weights` must have the shapes of `optimizer.variables`. Received: "
-                f"{len(received)} values for {len(shapes)} variables"
-                f"{'' if self._is_built else ', as the optimizer is not built'}."
-            )
-        for variable, weight in zip(variables, weights, strict=True):
-            variable.assign(weight)
-        for group in [] if self._parts is None else self._parts.groups:
-            group.anchors_unknown = False
-
-    def save_own_variables(self, store: Any) -> None:
-        """Writes all state, keyed by group, layer path and slot, with a manifest."""
-        if self._declaration.pending is not None:
-            state.write_pending(store, self, *self._declaration.pending)
-        elif self._parts is not None:
-            self._parts.capture_due_anchors()
-            entries = state.entries_of(self, self._parts)
-            state.write(store, entries, state.manifest_of(entries, self._parts.plan))
-
-    def load_own_variables(self, store: Any) -> None:
-        """Reads state that `save_own_variables` wrote; kept until build if not built yet.
-
-        Raises:
-            ValueError: If there is none, it is damaged, or its layout is another one. Nothing
-                is assigned then.
-        """
-        if not len(store.keys()):
-            self._note_weights_without_state()
-            return
-        manifest = state.read_manifest(store)
-        values = state.read(store, manifest)
-        if self._parts is None:
-            declared = self._declaration.defaults.learning_rate
-            values = state.assign_early(self, declared, manifest, values)
-            self._declaration.pending = (manifest, values)
-        else:
-            state.assign(self, self._parts, manifest, values, self._declaration.resting)
-            self._declaration.pending = None
-
-    def _note_weights_without_state(self) -> None:
-        if self._parts is None:
-            return
-        if int(self._iterations) == 0:
-            self._parts.anchors_are_due = True
-        else:
-            warnings.warn(
-                "The file holds weights but no optimizer state. The optimizer stays as it is: at "
-                f"step {int(self._iterations)}, with its moments and anchors.",
-                stacklevel=3,
-            )
-
-    # Config -------------------------------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
         """Returns the declaration, the present scalars and the resolved plan, as plain JSON."""

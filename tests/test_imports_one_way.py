@@ -28,6 +28,7 @@ ROWS = (
     ("parts",),
     ("step", "declaration", "config"),
     ("state",),
+    ("running_values", "persistence"),
     ("grouped_optimizer",),
     ("training", "callbacks", "recipes"),
     ("__init__",),

@@ -1,0 +1,112 @@
+"""What can be read and set while an optimizer runs: rates, decay and anchors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_groupopt.arguments import check_number
+from keras_groupopt.parts import Parts
+
+Tensor = Any
+
+
+class RunningValues:
+    """The part of `GroupedOptimizer` that reads and sets values of a run."""
+
+    _parts: Parts | None
+    _learning_rate: Any
+    _iterations: Any
+    _get_current_learning_rate: Any
+
+    @property
+    def learning_rate(self) -> Any:
+        """The base rate, per optimizer step. Groups follow it by their ratios."""
+        return self._get_current_learning_rate()
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: Any) -> None:
+        if not isinstance(self._learning_rate, keras.Variable):
+            raise TypeError(
+                "The base `learning_rate` is a schedule or a function and cannot be set. "
+                f"Received: learning_rate={learning_rate!r}. Make the optimizer with a number "
+                "to set it while training."
+            )
+        if callable(learning_rate):
+            raise TypeError(
+                "The base `learning_rate` must be set to a number. Received: "
+                f"learning_rate={learning_rate!r}. Make the optimizer with the schedule."
+            )
+        if not ops.is_tensor(learning_rate) and not isinstance(learning_rate, keras.Variable):
+            learning_rate = check_number("learning_rate", learning_rate, where="GroupedOptimizer")
+        self._learning_rate.assign(learning_rate)
+
+    @property
+    def learning_rates(self) -> dict[str, Tensor]:
+        """The present rate of each group that moves, by name; float32 scalars."""
+        parts = self._built_parts("learning_rates")
+        base = ops.cast(self.learning_rate, "float32")
+        at = ops.convert_to_tensor(self._iterations)
+        return {group.name: group.rate(base, at) for group in parts.groups if not group.frozen}
+
+    def set_learning_rate_ratio(self, group: str, ratio: float) -> None:
+        """Sets the ratio of a group, from the next step on, without a retrace.
+
+        Args:
+            group: The group's name.
+            ratio: A finite number >= 0.
+
+        Raises:
+            KeyError: If there is no such group.
+            TypeError: If the ratio was declared as a schedule.
+            ValueError: If `ratio` is negative or not finite, or the group is frozen.
+        """
+        self._set_scalar(group, "learning_rate_ratio", ratio)
+
+    def set_weight_decay(self, group: str, weight_decay: float) -> None:
+        """Sets the decay coefficient of a group that decays, without a retrace.
+
+        Args:
+            group: The group's name.
+            weight_decay: A finite number >= 0.
+
+        Raises:
+            KeyError: If there is no such group.
+            TypeError: If the decay was declared as a schedule.
+            ValueError: If it is negative or not finite, or the group was built without decay.
+        """
+        self._set_scalar(group, "weight_decay", weight_decay)
+
+    def _set_scalar(self, group: str, name: str, value: float) -> None:
+        part = self._built_parts(f"set_{name}")[group]
+        if name not in part.scalars:
+            raise ValueError(
+                f'`{name}` of group "{group}" cannot be set: it was declared '
+                f"{'frozen' if part.frozen else 'without it'}. Received: {name}={value!r}."
+            )
+        part.scalars[name].set(value)
+
+    def _built_parts(self, asked: str) -> Parts:
+        if self._parts is None:
+            raise ValueError(
+                f"`{asked}` needs a built optimizer. Received: one that is not built. Call "
+                "`optimizer.build(model.trainable_variables)` first."
+            )
+        return self._parts
+
+    def capture_anchors(self) -> None:
+        """Takes the present weights as the anchors of all anchored groups."""
+        for group in self._built_parts("capture_anchors").groups:
+            group.capture_anchors()
+
+    def anchor_drift(self) -> dict[str, Tensor]:
+        """Returns `‖w − anchor‖` per group that has a stored anchor; float32 scalars."""
+        parts = self._built_parts("anchor_drift")
+        parts.capture_due_anchors()
+        return {
+            group.name: group.drift()
+            for group in parts.groups
+            if any(anchor is not None for anchor in group.anchors)
+        }

@@ -229,7 +229,7 @@ def main() -> None:
         "benchmark": "step_time",
         "format": 1,
         "backend": backend,
-        "versions": measuring.versions(*packages),
+        "versions": {"keras_groupopt": kgo.__version__} | measuring.versions(*packages),
         "machine": measuring.machine(),
         "settings": {
             **{name: v for name, v in vars(settings).items() if name != "output"},

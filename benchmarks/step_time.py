@@ -224,7 +224,7 @@ def main() -> None:
     """Runs the benchmark and writes its result."""
     settings = arguments()
     backend = keras.backend.backend()
-    packages = ("keras-groupopt", "keras", "numpy", "h5py", backend)
+    packages = ("keras", "numpy", "h5py", backend)
     result: dict[str, Any] = {
         "benchmark": "step_time",
         "format": 1,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-import importlib.metadata
+import importlib
 import os
 import pathlib
 import platform
@@ -99,14 +99,9 @@ def _quartiles(values: Sequence[float]) -> list[float]:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Returns the version of Python and of each installed package."""
-    found = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    """Returns the version of Python and of each package, whatever it was installed as."""
+    found = {package: importlib.import_module(package).__version__ for package in packages}
+    return {"python": platform.python_version()} | found
 
 
 def machine() -> dict[str, Any]:

@@ -224,12 +224,12 @@ def main() -> None:
     """Runs the benchmark and writes its result."""
     settings = arguments()
     backend = keras.backend.backend()
-    packages = ("keras", "numpy", "h5py", backend)
+    packages = ("keras_groupopt", "keras", "numpy", "h5py", backend)
     result: dict[str, Any] = {
         "benchmark": "step_time",
         "format": 1,
         "backend": backend,
-        "versions": {"keras_groupopt": kgo.__version__} | measuring.versions(*packages),
+        "versions": measuring.versions(*packages),
         "machine": measuring.machine(),
         "settings": {
             **{name: v for name, v in vars(settings).items() if name != "output"},

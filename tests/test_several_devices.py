@@ -1,0 +1,52 @@
+"""Several devices: what works, and what is refused before a wrong step is taken."""
+
+from __future__ import annotations
+
+import pytest
+
+MODEL = """
+import keras, numpy as np
+import keras_groupopt as kgo
+
+def train():
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.Dense(8, name="enc"), keras.layers.Dense(2, name="head")]
+    )
+    group = kgo.Group("enc", "enc", learning_rate_ratio=0.5, weight_decay=0.1, anchor="initial")
+    optimizer = kgo.GroupedOptimizer([group], model=model, rule="adam", global_clipnorm=0.1)
+    model.compile(optimizer=optimizer, loss="mse")
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+    model.fit(x, x[:, :2] ** 2, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return np.concatenate([np.ravel(w) for w in model.get_weights()])
+"""
+
+MIRRORED = """
+import tensorflow as tf
+devices = [tf.config.LogicalDeviceConfiguration()] * 2
+tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
+strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+with strategy.scope():
+    try:
+        train()
+    except NotImplementedError as error:
+        print("refused:", error)
+"""
+
+PARALLEL = """
+alone = train()
+keras.distribution.set_distribution(keras.distribution.DataParallel())
+print("difference:", float(np.abs(train() - alone).max()))
+"""
+
+
+@pytest.mark.backends("tensorflow", reason="only TensorFlow has MirroredStrategy")
+def test_several_replicas_are_refused_before_a_step(new_process):
+    assert "refused: GroupedOptimizer must run on one replica" in new_process(MODEL + MIRRORED)
+
+
+@pytest.mark.backends("jax", reason="keras.distribution runs on JAX")
+def test_two_devices_give_the_numbers_of_one(new_process):
+    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    printed = new_process(MODEL + PARALLEL, env=flags)
+    assert float(printed.split("difference:")[1]) < 1e-6

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -339,14 +340,15 @@ def as_groups(groups: Any) -> tuple[Group, ...]:
     else:
         raise TypeError(
             "`groups` must be a list of `kgo.Group` or a dict from name to group or selector. "
-            f"Received: groups={groups!r}.{_hint_for_groups(groups)}"
+            f"Received: groups={reprlib.repr(groups)}.{_hint_for_groups(groups)}"
         )
     seen: set[str] = set()
     for group in items:
         if not isinstance(group, Group):
             raise TypeError(
                 "`groups` must hold `kgo.Group` objects. Received: "
-                f"{group!r} of type {type(group).__name__}. Write `kgo.Group(name, selector)`."
+                f"{reprlib.repr(group)} of type {type(group).__name__}. Write "
+                "`kgo.Group(name, selector)`."
             )
         if group.name in seen:
             raise ValueError(

@@ -340,8 +340,9 @@ def _overlap_message(
     paths = _listing(catalog.infos[position].path for position in sorted(both))
     return (
         f"Groups must not overlap. Received: {other.where} ({other.selector.describe()}) and "
-        f"{group.where} ({group.selector.describe()}) both claim {paths}. Take them out of one "
-        f'with `-`, or say which wins with overlap="first" or overlap="last".'
+        f"{group.where} ({group.selector.describe()}) both claim {paths}. Take them out of one, as "
+        f"in `{other.selector.describe()} - {group.selector.describe()}`, or say which wins with "
+        'overlap="first" or overlap="last".'
     )
 
 

@@ -198,7 +198,7 @@ PLANS = [
         ValueError,
         "must not overlap",
         'group "all".*group "head".*both claim head/kernel, head/bias',
-        'with `-`, or .*overlap="first"',
+        'as in `path.* - path.*`, or .*overlap="first"',
     ),
     row(
         "a group that lost all it claims",

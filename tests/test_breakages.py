@@ -172,3 +172,39 @@ def test_a_loss_scale_cannot_be_set_where_a_compiled_step_would_ignore_it():
     optimizer = kgo.GroupedOptimizer(loss_scale_factor=2.0)
     with pytest.raises(AttributeError, match="`loss_scale_factor` is fixed at construction"):
         optimizer.loss_scale_factor = 4.0
+
+
+@pytest.mark.parametrize(
+    ("groups", "options"),
+    [
+        ([kgo.Group("enc", "enc", frozen=True)], {}),
+        ([kgo.Group("enc", "enc"), kgo.Group("default", frozen=True)], {}),
+        ([kgo.Group("enc", "enc")], {"unclaimed": "freeze"}),
+    ],
+)
+def test_a_plan_with_frozen_groups_is_shown_before_and_after_build(groups, options):
+    model = two_layers()
+    optimizer = kgo.GroupedOptimizer(groups, model=model, **options)
+    for _ in range(2):
+        lines: list[str] = []
+        optimizer.plan.summary(print_fn=lines.append, expand=True)
+        assert any("frozen" in line for line in lines)
+        assert "frozen" in optimizer.plan._repr_html_()
+        optimizer.build(model.trainable_variables)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda model: kgo.Group("enc", model.weights[0]), r"selector=<variable .*kernel>"),
+        (
+            lambda model: kgo.GroupedOptimizer([{"params": model.weights}]),
+            r"`groups` must hold `kgo.Group` objects",
+        ),
+    ],
+)
+def test_an_error_never_prints_weights(make, message):
+    model = two_layers()
+    with pytest.raises(TypeError, match=message) as caught:
+        make(model)
+    assert len(str(caught.value)) < 400

@@ -6,6 +6,7 @@ resolving always looks at every part, so a misspelt name is found wherever it st
 
 from __future__ import annotations
 
+import reprlib
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
@@ -267,7 +268,7 @@ def as_selector(value: Any, argument: str = "selector") -> Selector:
         return Selector._kinds["layer"](value)  # type: ignore[call-arg]
     raise TypeError(
         f"`{argument}` must be a layer path, a layer, a selector, or a list of these. "
-        f"Received: {argument}={value!r} (of type {type(value).__name__}).{_hint(value)}"
+        f"Received: {argument}={_short(value)} (of type {type(value).__name__}).{_hint(value)}"
     )
 
 
@@ -285,11 +286,20 @@ def _is_layer(value: Any) -> bool:
     return not isinstance(value, type) and hasattr(value, "weights") and hasattr(value, "name")
 
 
+def _short(value: Any) -> str:
+    """Returns `value` as text without the numbers in it, which may be millions."""
+    if hasattr(value, "shape") and hasattr(value, "path"):
+        return f"<variable {value.path}>"
+    return reprlib.repr(value)
+
+
 def _hint(value: Any) -> str:
     if isinstance(value, type):
         return f' For all layers of a class use `layer_type("{value.__name__}")`.'
     if hasattr(value, "shape") and hasattr(value, "trainable"):
         return " For single variables use `variables(v, ...)`."
+    if hasattr(value, "apply_gradients"):
+        return " An optimizer is the rule of a part: `Group(name, selector, rule=...)`."
     if callable(value):
         return " For an own function use `where(function)`."
     return ""

@@ -57,7 +57,10 @@ class _PatternLeaf(Leaf):
         unbuilt = [name for name in catalog.unbuilt_layers if self.pattern.matches(name)]
         if unbuilt:
             return f" Layer {unbuilt[0]!r} has no variables: build it first."
-        return nearest(self.pattern.text, catalog)
+        text = self.pattern.text
+        if "/" not in text and any(self.pattern.matches(name) for name in catalog.variable_names):
+            return f" Last names at any depth: `path({quote('**/' + text)})`."
+        return nearest(text, catalog)
 
     def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
         return {"pattern": self.pattern.text}

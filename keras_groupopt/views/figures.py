@@ -137,9 +137,9 @@ def value_text(value: Any) -> str:
 
 
 def rule_text(group: Record) -> str:
-    """A group's rule with the arguments that were given: `lion, beta_1=0.95`."""
+    """A group's rule with the arguments given: `lion, beta_1=0.95`; `–` if it is frozen."""
     arguments = (f"{key}={value_text(value)}" for key, value in group["rule_arguments"].items())
-    return ", ".join([group["rule"], *arguments])
+    return ", ".join([group["rule"] or NONE, *arguments])
 
 
 def memory_text(variables: Sequence[Record]) -> str:

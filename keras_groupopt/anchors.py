@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import walk
+from keras_groupopt import walk, wording
 from keras_groupopt.plan import Plan, PlannedGroup, PlannedVariable
 
 
@@ -70,7 +70,7 @@ def _from_mapping(
         near = difflib.get_close_matches(missing[0], list(source), n=3)
         raise ValueError(
             f"`anchor` must have a value for each decayed variable. Received: none for "
-            f"{', '.join(missing[:5])}{' …' if len(missing) > 5 else ''} in {where}. "
+            f"{wording.listing(missing)} in {where}. "
             + (f"The nearest names are: {', '.join(near)}." if near else "")
         )
     return {variable.position: np.asarray(source[variable.path]) for variable in anchored}

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import selectors
+from keras_groupopt import selectors, wording
 from keras_groupopt.declaration import Declaration
 from keras_groupopt.groups import Anchor, Group
 from keras_groupopt.hyperparameters import (
@@ -275,8 +275,8 @@ def warn_about_variables(plan: Plan, variables: Sequence[Any]) -> None:
     if low:
         warnings.warn(
             f"Weights in {'/'.join(_LOW_PRECISION)} lose updates and decay smaller than their "
-            f"rounding step: {_listing(low)}. Use a `mixed_` dtype policy, which keeps float32 "
-            "weights.",
+            f"rounding step: {wording.listing(low)}. Use a `mixed_` dtype policy, which keeps "
+            "float32 weights.",
             stacklevel=3,
         )
     twice = [
@@ -286,11 +286,7 @@ def warn_about_variables(plan: Plan, variables: Sequence[Any]) -> None:
     ]
     if twice:
         warnings.warn(
-            f"These weights have a regularizer and decay as well: {_listing(twice)}. Both act. "
-            "Drop the regularizer, or exclude them with `exclude_from_decay`.",
+            f"These weights have a regularizer and decay as well: {wording.listing(twice)}. Both "
+            "act. Drop the regularizer, or exclude them with `exclude_from_decay`.",
             stacklevel=3,
         )
-
-
-def _listing(paths: Sequence[str]) -> str:
-    return ", ".join(paths[:5]) + (" …" if len(paths) > 5 else "")

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt import config, kernels, memory, resolve, state, step, walk
+from keras_groupopt import config, kernels, memory, resolve, state, step, walk, wording
 from keras_groupopt import plan as planning
 from keras_groupopt.arguments import check_clipping, check_number, check_scalar
 from keras_groupopt.declaration import Declaration, check_base, check_choice, check_default_rule
@@ -217,9 +217,9 @@ class GroupedOptimizer(RunningValues, Persistence, keras.optimizers.Optimizer):
             return
         raise ValueError(
             "`trainable` must not change between `compile` and `fit`: a compiled step keeps "
-            f"training the variables it was made for. Received: changed {', '.join(changed[:5])}"
-            f"{' …' if len(changed) > 5 else ''}. Call "
-            "`model.compile(optimizer=model.optimizer, ...)` again; the optimizer keeps its state."
+            "training the variables it was made for. Received: changed "
+            f"{wording.listing(changed)}. Call `model.compile(optimizer=model.optimizer, ...)` "
+            "again; the optimizer keeps its state."
         )
 
     def _resolve(self, variables: list[Any]) -> planning.Plan:
@@ -414,7 +414,7 @@ class GroupedOptimizer(RunningValues, Persistence, keras.optimizers.Optimizer):
         if missing and tuple(missing) not in parts.warned:
             parts.warned.add(tuple(missing))
             warnings.warn(
-                f"No gradient for {', '.join(missing[:5])}{' …' if len(missing) > 5 else ''}: "
+                f"No gradient for {wording.listing(missing)}: "
                 "these variables neither move nor decay.",
                 stacklevel=3,
             )
@@ -478,7 +478,7 @@ class GroupedOptimizer(RunningValues, Persistence, keras.optimizers.Optimizer):
             paths = [v.path for v in self._parts.plan.variables if v.position in now ^ received]
             warnings.warn(
                 "`trainable` changed after the model was compiled, and the compiled step does "
-                f"not know: {', '.join(paths[:5])}{' …' if len(paths) > 5 else ''}. Call "
+                f"not know: {wording.listing(paths)}. Call "
                 "`model.compile(optimizer=model.optimizer, ...)` again after such a change.",
                 stacklevel=2,
             )

@@ -116,9 +116,7 @@ class GroupParts:
     def drift(self) -> Tensor:
         """Returns `‖w − a‖` over the anchored variables, a float32 scalar."""
         squares = [
-            keras.ops.sum(
-                keras.ops.square(keras.ops.stop_gradient(keras.ops.cast(v - a, "float32")))
-            )
+            keras.ops.sum(keras.ops.square(keras.ops.cast(v - a, "float32")))
             for v, a in zip(self.variables, self.anchors, strict=True)
             if a is not None
         ]

@@ -12,12 +12,11 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from keras_groupopt import wording
 from keras_groupopt.groups import DEFAULT_GROUP, Anchor, Group
 from keras_groupopt.plan import Defaults, Plan, PlannedGroup, PlannedVariable, describe_scalar
 from keras_groupopt.selectors import Selector, everything
 from keras_groupopt.variable_info import VariableCatalog, VariableInfo
-
-_SHOWN = 5
 
 
 def effective_group(group: Group, defaults: Defaults) -> Group:
@@ -276,13 +275,10 @@ def bind(
                 "build it with `model.trainable_variables`."
             )
     if differences:
-        shown = "\n  ".join(differences[:_SHOWN])
-        more = len(differences) - _SHOWN
         raise ValueError(
             "The model must have the trainable variables that the optimizer's config was saved "
-            f"with. First differences:\n  {shown}"
-            + (f"\n  … and {more} more" if more > 0 else "")
-            + "\nMake a new GroupedOptimizer(model=...) for a model that changed."
+            f"with. First differences:\n  {wording.first_lines(differences)}"
+            "\nMake a new GroupedOptimizer(model=...) for a model that changed."
         )
     declared = list(groups)
     known = {group.name for group in declared}
@@ -359,7 +355,7 @@ def _empty_message(group: Group, defaults: Defaults) -> str:
     )
 
 
-def _listing(paths: Iterable[str], most: int | None = _SHOWN) -> str:
+def _listing(paths: Iterable[str], most: int | None = wording.SHOWN) -> str:
     every = list(paths)
     shown = ", ".join(every[:most])
     return shown if most is None or len(every) <= most else f"{shown} and {len(every) - most} more"

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import config
+from keras_groupopt import config, wording
 from keras_groupopt.parts import Parts
 from keras_groupopt.plan import Plan
 
@@ -25,7 +25,6 @@ FORMAT = 1
 MANIFEST = "@manifest"
 ITERATIONS = "@iterations"
 LEARNING_RATE = "@learning_rate"
-_SHOWN = 5
 
 
 def entries_of(optimizer: Any, parts: Parts) -> dict[str, Any]:
@@ -78,9 +77,10 @@ def read_manifest(store: Any) -> dict[str, Any]:
     except KeyError as error:
         raise ValueError(
             "The saved optimizer state must come from a GroupedOptimizer. Received: state "
-            f"without a manifest, with the entries {', '.join(sorted(store.keys())[:_SHOWN])}. "
-            "It was saved by another optimizer: compile with that one to load it, or load the "
-            "weights alone into a model that is not compiled."
+            "without a manifest, with the entries "
+            f"{', '.join(sorted(store.keys())[: wording.SHOWN])}. It was saved by another "
+            "optimizer: compile with that one to load it, or load the weights alone into a model "
+            "that is not compiled."
         ) from error
     try:
         manifest = json.loads(text)
@@ -115,13 +115,10 @@ def check_layout(
     differences = list(_differences(manifest, expected, resting))
     if not differences:
         return
-    shown = "\n  ".join(differences[:_SHOWN])
-    more = len(differences) - _SHOWN
     raise ValueError(
         "The saved optimizer state must have the layout of this optimizer. Nothing was loaded. "
-        f"First differences:\n  {shown}"
-        + (f"\n  … and {more} more" if more > 0 else "")
-        + "\nMake the groups as they were, or load the weights into a model that is not compiled."
+        f"First differences:\n  {wording.first_lines(differences)}"
+        "\nMake the groups as they were, or load the weights into a model that is not compiled."
     )
 
 

@@ -338,7 +338,7 @@ def test_a_model_without_input_shape_is_logged_from_its_first_epoch():
         assert history["learning_rate_head"] == [0.5]
 
 
-def test_weights_loaded_after_build_are_told_from_their_anchors():
+def model_with_weights_set_after_build() -> keras.Model:
     model = rate_meter.make_model()
     groups = [
         kgo.Group("backbone", "backbone", anchor="initial", weight_decay=2.0**-12),
@@ -348,6 +348,11 @@ def test_weights_loaded_after_build_are_told_from_their_anchors():
     model.compile(optimizer=optimizer, loss=rate_meter.mean_output)
     optimizer.build(model.trainable_variables)
     model.get_layer("backbone").set_weights([np.full((2, 1), 3.0)])
+    return model
+
+
+def test_weights_loaded_after_build_are_told_from_their_anchors():
+    model = model_with_weights_set_after_build()
     logger = kgo.GroupLogger()
     logger.set_model(model)
 
@@ -361,16 +366,8 @@ def test_weights_loaded_after_build_are_told_from_their_anchors():
 
 
 def test_captured_anchors_and_later_fits_raise_no_such_warning():
-    model = rate_meter.make_model()
-    groups = [
-        kgo.Group("backbone", "backbone", anchor="initial", weight_decay=2.0**-12),
-        kgo.Group("head", "head"),
-    ]
-    optimizer = kgo.GroupedOptimizer(groups, model=model, rule="sgd", learning_rate=0.5)
-    model.compile(optimizer=optimizer, loss=rate_meter.mean_output)
-    optimizer.build(model.trainable_variables)
-    model.get_layer("backbone").set_weights([np.full((2, 1), 3.0)])
-    optimizer.capture_anchors()
+    model = model_with_weights_set_after_build()
+    model.optimizer.capture_anchors()
     rate_meter.fit(model, callbacks=[kgo.GroupLogger(drift=True)])
     history = rate_meter.fit(model, callbacks=[kgo.GroupLogger(drift=True)])
     moved = np.linalg.norm(rate_meter.weights(model)["backbone"] - 3.0)

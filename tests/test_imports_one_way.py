@@ -16,7 +16,7 @@ BACKENDS = ("tensorflow", "jax", "torch")
 # From the bottom up. A part may import parts of the rows above it in this table, and of its own
 # row; `ALONE` import nothing of ours at all.
 ROWS = (
-    ("variable_info", "views", "arguments", "naming", "_compat"),
+    ("variable_info", "views", "arguments", "naming", "wording", "_compat"),
     ("selectors",),
     ("groups",),
     ("plan",),
@@ -39,6 +39,7 @@ PURE = (
     "views",
     "arguments",
     "naming",
+    "wording",
     "selectors",
     "groups",
     "plan",

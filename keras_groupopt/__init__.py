@@ -4,7 +4,10 @@
 learning-rate ratio, decay and anchor.
 """
 
+from keras_groupopt.callbacks.flush_accumulation import FlushAccumulation as FlushAccumulation
 from keras_groupopt.callbacks.group_logger import GroupLogger as GroupLogger
+from keras_groupopt.ema import EMA as EMA
+from keras_groupopt.ema import SWA as SWA
 from keras_groupopt.grouped_optimizer import GroupedOptimizer as GroupedOptimizer
 from keras_groupopt.groups import Group as Group
 from keras_groupopt.groups import rule as rule

@@ -7,15 +7,18 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.src.backend.common import stateless_scope
 
 __all__ = [
     "child_layers",
     "declared_learning_rate",
     "has_decay_exclusion",
     "is_keras_own",
+    "is_readable",
     "layer_class_names",
     "layer_classes",
     "own_variables",
+    "register_variables",
     "set_path",
     "skip_step",
     "track_all_state",
@@ -103,6 +106,30 @@ def has_decay_exclusion(optimizer: Any) -> bool:
         getattr(optimizer, "_exclude_from_weight_decay", None)
         or getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     )
+
+
+def is_readable(variable: Any) -> bool:
+    """Whether a variable's own value can be read.
+
+    Not where it stands for a value that was passed in, nor while `fit` on JAX has it.
+    """
+    in_scope = stateless_scope.in_stateless_scope()
+    return not in_scope and getattr(variable, "_value", variable) is not None
+
+
+def register_variables(optimizer: Any, build: Any, variables: list[Any]) -> None:
+    """Lets Keras' `build` register the variables without averages and accumulators of its own.
+
+    It would make them from arguments that mean something else here.
+    """
+    own = vars(optimizer)
+    names = ("use_ema", "gradient_accumulation_steps")
+    declared = {name: own[name] for name in names}
+    own.update(dict.fromkeys(names))
+    try:
+        build(variables)
+    finally:
+        own.update(declared)
 
 
 def set_path(variable: keras.Variable, path: str) -> None:

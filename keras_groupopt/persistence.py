@@ -26,7 +26,7 @@ class Persistence:
         parts = getattr(self, "_parts", None)
         if parts is None:
             return self._variables[:]
-        parts.capture_due_anchors()
+        parts.capture_due(self._iterations)
         return self._variables[:] + parts.rule_variables
 
     def set_weights(self, weights: Sequence[Any]) -> None:
@@ -54,7 +54,7 @@ class Persistence:
         if self._declaration.pending is not None:
             state.write_pending(store, self, *self._declaration.pending)
         elif self._parts is not None:
-            self._parts.capture_due_anchors()
+            self._parts.capture_due(self._iterations)
             entries = state.entries_of(self, self._parts)
             state.write(store, entries, state.manifest_of(entries, self._parts.plan))
 

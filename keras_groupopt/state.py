@@ -138,11 +138,11 @@ def _differences(
     saved, wanted = manifest["state"], expected["state"]
     # Scalars are declared values, not layout: one that is new or gone is not a difference.
     absent = {f"{record['group']}/{record['path']}" for record in resting}
-    missing = [key for key in wanted if key not in saved and not key.startswith("@")]
+    missing = [key for key in wanted if key not in saved and not _may_be_absent(key)]
     extra = [
         key
         for key in saved
-        if key not in wanted and not key.startswith("@") and key.rpartition("/")[0] not in absent
+        if key not in wanted and not _may_be_absent(key) and key.rpartition("/")[0] not in absent
     ]
     for key in missing:
         near = difflib.get_close_matches(key, extra, n=1)
@@ -154,6 +154,11 @@ def _differences(
             yield (
                 f"{key}: saved as {saved[key][1]}{list(saved[key][0])}, now {dtype}{list(shape)}"
             )
+
+
+def _may_be_absent(key: str) -> bool:
+    """Whether a key is no part of the layout, as what it belongs to can be turned on or off."""
+    return key.startswith("@") or key.endswith(("/@average", "/@accumulator"))
 
 
 def read(store: Any, manifest: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -241,6 +246,8 @@ def assign(
         if key in values and key not in kept:
             variable.assign(values[key])
     parts.anchors_are_due = False
+    if parts.averages is not None and "@averages_made" in values:
+        parts.averages.settled = True
     for group in parts.groups:
         if not group.frozen:
             group.rule.iterations.assign(values[ITERATIONS])

@@ -70,7 +70,8 @@ class Averages:
         else:
             share = ops.where(begun, share, ops.ones_like(share))
             self.made.assign_add(ops.cast(begun, "int32"))
-        kernels.average([mean for mean, _ in pairs], [v for _, v in pairs], share)
+        copies = begun is not None or not isinstance(self.declared, EMA)
+        kernels.average([mean for mean, _ in pairs], [v for _, v in pairs], share, copies)
 
     def _momentum_at(self, step: Tensor) -> Tensor:
         made = ops.cast(self.made, "float32")

@@ -5,6 +5,9 @@ learning-rate ratio, decay and anchor.
 """
 
 from keras_groupopt.callbacks.group_logger import GroupLogger as GroupLogger
+from keras_groupopt.converters.foreign_state import load_torch_state as load_torch_state
+from keras_groupopt.converters.keras_optimizers import from_multi_optimizer as from_multi_optimizer
+from keras_groupopt.converters.keras_optimizers import from_optimizer as from_optimizer
 from keras_groupopt.grouped_optimizer import GroupedOptimizer as GroupedOptimizer
 from keras_groupopt.groups import Group as Group
 from keras_groupopt.groups import rule as rule

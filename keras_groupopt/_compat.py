@@ -9,12 +9,16 @@ import keras
 import numpy as np
 
 __all__ = [
+    "built_variables",
     "child_layers",
     "declared_learning_rate",
     "has_decay_exclusion",
+    "inner_optimizer_of",
+    "is_decayed",
     "is_keras_own",
     "layer_class_names",
     "layer_classes",
+    "optimizer_map_of",
     "own_variables",
     "set_path",
     "skip_step",
@@ -103,6 +107,36 @@ def has_decay_exclusion(optimizer: Any) -> bool:
         getattr(optimizer, "_exclude_from_weight_decay", None)
         or getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     )
+
+
+def is_decayed(optimizer: Any, variable: keras.Variable) -> bool:
+    """Whether an optimizer with a `weight_decay` decays a variable; its exclusions have no getter.
+
+    On TensorFlow it searches the name of the backend's variable, which is a path.
+    """
+    asked = variable.value if keras.backend.backend() == "tensorflow" else variable
+    return bool(optimizer._use_weight_decay(asked))
+
+
+def built_variables(optimizer: Any) -> list[keras.Variable]:
+    """Returns the model's variables that an optimizer was built with; `variables` are its own."""
+    return list(optimizer._trainable_variables)
+
+
+def inner_optimizer_of(multi: Any, variable: keras.Variable) -> Any:
+    """Returns the optimizer that a `MultiOptimizer` trains a variable with, or `None`.
+
+    Its map has no getter, and one that makes an optimizer per call must not be asked again.
+    """
+    if not multi.built:
+        return multi._optimizer_map(variable)
+    index = multi._var_to_optimizer_idx.get(multi._var_key(variable))
+    return None if index is None else multi.optimizers[index]
+
+
+def optimizer_map_of(multi: Any) -> Any:
+    """Returns the map or function that a `MultiOptimizer` was made with, which has no getter."""
+    return multi._optimizer_map
 
 
 def set_path(variable: keras.Variable, path: str) -> None:

@@ -298,7 +298,7 @@ class GroupedOptimizer(RunningValues, Persistence, keras.optimizers.Optimizer):
         pending = self._declaration.pending
         if pending is not None:
             # Kept where it is refused, so that no later call goes on as if it had been loaded.
-            state.assign(self, self._built_parts("build"), *pending, self._declaration.resting)
+            state.give(self, self._built_parts("build"), *pending, self._declaration.resting)
             self._declaration.pending = None
 
     def _build(self, variables: list[Any]) -> None:

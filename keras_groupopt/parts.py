@@ -184,6 +184,8 @@ class GroupParts:
         paths = {id(v): p.path for v, p in zip(self.variables, self.planned.variables, strict=True)}
         for variable in self.rule.variables:
             if variable is self.rule.iterations:
+                # Not the optimizer's own: a rule that starts over later has made fewer steps.
+                found[f"{self.name}/@rule/@iterations"] = variable
                 continue
             index, slot = self.slots[id(variable)]
             owner = "@rule" if index is None else paths[id(self.ruled[index])]

@@ -26,5 +26,6 @@ from keras_groupopt.selectors import regex as regex
 from keras_groupopt.selectors import variable_name as variable_name
 from keras_groupopt.selectors import variables as variables
 from keras_groupopt.selectors import where as where
+from keras_groupopt.transfer import transfer_state as transfer_state
 
 __version__ = "0.1.0"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -16,13 +16,16 @@ __all__ = [
     "inner_optimizer_of",
     "is_decayed",
     "is_keras_own",
+    "is_purged",
     "layer_class_names",
     "layer_classes",
     "optimizer_map_of",
     "own_variables",
+    "replace_built_variables",
     "set_path",
     "skip_step",
     "track_all_state",
+    "untrack",
 ]
 
 
@@ -160,3 +163,23 @@ def track_all_state(optimizer: Any) -> None:
             if isinstance(item, keras.Variable) and id(item) not in known:
                 known.add(id(item))
                 optimizer._track_variable(item)
+
+
+def untrack(optimizer: Any, variable: keras.Variable) -> None:
+    """Takes a variable out of an optimizer's `variables`; Keras only ever adds to them."""
+    optimizer._tracker.untrack(variable)
+
+
+def replace_built_variables(optimizer: Any, variables: Sequence[keras.Variable]) -> None:
+    """Makes a built optimizer one that was built with other variables of the model.
+
+    The base class' `build` notes the variables and no more, which here is what is wanted: a
+    `LossScaleOptimizer`'s own would make its state anew. It adds to the places it knows.
+    """
+    optimizer._trainable_variables_indices.clear()
+    keras.optimizers.Optimizer.build(optimizer, list(variables))
+
+
+def is_purged(variable: keras.Variable) -> bool:
+    """Whether `fit` on JAX holds the variable's value at the moment; `value` then only fails."""
+    return getattr(variable, "_value", variable) is None

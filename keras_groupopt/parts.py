@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -231,6 +231,14 @@ class Parts:
         for group in self.groups:
             group.make_variables(optimizer)
 
+    def set_scalars(self, current: Mapping[tuple[str, str], float]) -> None:
+        """Sets numbers by group and name, where they are still declared as numbers."""
+        for (name, scalar), value in current.items():
+            for group in self.groups:
+                found = group.scalars.get(scalar) if group.name == name else None
+                if found is not None and not found.is_schedule:
+                    found.set(value)
+
     def __getitem__(self, name: str) -> GroupParts:
         self.plan[name]
         return next(group for group in self.groups if group.name == name)
@@ -252,6 +260,12 @@ class Parts:
     def entries(self) -> dict[str, Any]:
         """Returns all groups' state to save, by key."""
         return {key: v for group in self.groups for key, v in group.entries().items()}
+
+    @property
+    def paths(self) -> dict[int, str]:
+        """The layer path of each variable, by identity."""
+        pairs = zip(self.variables, self.plan.variables, strict=True)
+        return {id(variable): planned.path for variable, planned in pairs}
 
     def state_bytes(self) -> dict[int, int]:
         """Returns, per position of each variable, the bytes of state that belong to it."""

@@ -34,20 +34,17 @@ def copy_state(
             f"them once. Received: {', '.join(map(str, sorted(steps)))} steps."
         )
     converted.build(list(model.trainable_variables))
-    assignments = [
-        pair
-        for part in converted._built_parts("converting").groups
-        if not part.frozen
-        for pair in _pairs(part, owners, strict)
-    ]
-    for variable, source in assignments:
-        # On JAX a shared buffer could not be donated.
-        variable.assign(keras.ops.copy(keras.ops.convert_to_tensor(source)))
+    groups = [part for part in converted._built_parts("converting").groups if not part.frozen]
+    pairs = {part.name: _pairs(part, owners, strict) for part in groups}
     for step in steps:
         converted.iterations.assign(step)
-        for part in converted._built_parts("converting").groups:
-            if not part.frozen:
-                part.rule.iterations.assign(step)
+    for part in groups:
+        for variable, source in pairs[part.name]:
+            # On JAX a shared buffer could not be donated.
+            variable.assign(keras.ops.copy(keras.ops.convert_to_tensor(source)))
+        # A rule that starts over counts its own steps, on which its bias corrections depend.
+        if pairs[part.name] or len(part.rule_variables) == 1:
+            part.rule.iterations.assign(converted.iterations)
 
 
 def _pairs(part: GroupParts, owners: Mapping[int, Any], strict: bool) -> list[tuple[Any, Any]]:

@@ -121,9 +121,8 @@ def load_torch_state(
         )
     for step in list(loading.steps.values())[:1]:
         optimizer.iterations.assign(step)
-        for part in parts.groups:
-            if not part.frozen:
-                part.rule.iterations.assign(step)
+        for part in {id(target.part): target.part for target in loading.loaded}.values():
+            part.rule.iterations.assign(step)
     rates = optimizer.learning_rates
     for name, variable, value, sign in loading.found:
         rate = 1.0 if sign is None else sign * float(keras.ops.convert_to_numpy(rates[name]))
@@ -199,6 +198,7 @@ class _Loading:
             transpose.get if isinstance(transpose, Mapping) else lambda _: transpose
         )
         self.seen: set[str] = set()
+        self.loaded: list[_Target] = []
         self.steps: dict[str, int] = {}
         # Group, state variable, value, and the sign of the rate it is to be multiplied by.
         self.found: list[tuple[str, Any, np.ndarray, float | None]] = []
@@ -226,6 +226,7 @@ class _Loading:
                 f"({', '.join(_SLOTS)})"
             )
             return
+        self.loaded.append(target)
         slots, names = target.slots, _SLOTS[target.rule]
         for name, value in state.items():
             if name == "step":

@@ -111,7 +111,7 @@ def from_optimizer(optimizer: Any, model: Any, groups: Any = None) -> GroupedOpt
 
     Its rule, rate, decay, exclusions and clipping become those of the whole. Without `groups` the
     next steps are the same. State comes along where a group has the optimizer's class and slots of
-    the same shapes; other groups start fresh, at the same step.
+    the same shapes; other groups start fresh, on the schedule's present step.
 
     Args:
         optimizer: A Keras optimizer (also inside a `LossScaleOptimizer`), built or not.

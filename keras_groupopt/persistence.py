@@ -51,12 +51,14 @@ class Persistence:
 
     def save_own_variables(self, store: Any) -> None:
         """Writes all state, keyed by group, layer path and slot, with a manifest."""
-        if self._declaration.pending is not None:
-            state.write_pending(store, self, *self._declaration.pending)
+        pending = self._declaration.pending
+        if pending is not None:
+            waiting = state.as_pending(self, pending[0])
+            state.write(store, waiting.manifest, waiting.values)
         elif self._parts is not None:
             self._parts.capture_due(self._iterations)
             entries = state.entries_of(self, self._parts)
-            state.write(store, entries, state.manifest_of(entries, self._parts.plan))
+            state.write(store, state.manifest_of(entries, self._parts.plan), entries)
 
     def load_own_variables(self, store: Any) -> None:
         """Reads state that `save_own_variables` wrote; kept until build if not built yet.
@@ -68,14 +70,15 @@ class Persistence:
         if not len(store.keys()):
             self._note_weights_without_state()
             return
-        manifest = state.read_manifest(store)
-        values = state.read(store, manifest)
+        self._accept(state.read(store), state.Terms())
+
+    def _accept(self, saved: state.Saved, terms: state.Terms) -> None:
+        """Takes state, now or when built."""
         if self._parts is None:
             declared = self._declaration.defaults.learning_rate
-            values = state.assign_early(self, declared, manifest, values)
-            self._declaration.pending = (manifest, values)
+            self._declaration.pending = (state.give_early(self, declared, saved), terms)
         else:
-            state.assign(self, self._parts, manifest, values, self._declaration.resting)
+            state.give(self, self._parts, saved, terms, self._declaration.resting)
             self._declaration.pending = None
 
     def _note_weights_without_state(self) -> None:

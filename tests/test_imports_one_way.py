@@ -29,9 +29,9 @@ ROWS = (
     ("parts",),
     ("step", "declaration", "config"),
     ("state",),
-    ("running_values", "persistence"),
+    ("running_values", "persistence", "rebuilding"),
     ("grouped_optimizer",),
-    ("training", "callbacks", "recipes"),
+    ("training", "callbacks", "recipes", "converters", "transfer"),
     ("__init__",),
 )
 ALONE = ("variable_info", "views", "arguments", "naming", "_compat")

@@ -5,6 +5,8 @@ learning-rate ratio, decay and anchor.
 """
 
 from keras_groupopt.callbacks.group_logger import GroupLogger as GroupLogger
+from keras_groupopt.checkpoints import load_weights as load_weights
+from keras_groupopt.checkpoints import read_manifest as read_manifest
 from keras_groupopt.grouped_optimizer import GroupedOptimizer as GroupedOptimizer
 from keras_groupopt.groups import Group as Group
 from keras_groupopt.groups import rule as rule
@@ -23,5 +25,7 @@ from keras_groupopt.selectors import regex as regex
 from keras_groupopt.selectors import variable_name as variable_name
 from keras_groupopt.selectors import variables as variables
 from keras_groupopt.selectors import where as where
+from keras_groupopt.state.matching import Report as Report
+from keras_groupopt.state.resuming import resuming as resuming
 
 __version__ = "0.1.0"

@@ -30,7 +30,7 @@ ROWS = (
     ("state",),
     ("running_values", "persistence"),
     ("grouped_optimizer",),
-    ("training", "callbacks", "recipes"),
+    ("training", "callbacks", "recipes", "checkpoints"),
     ("__init__",),
 )
 ALONE = ("variable_info", "views", "arguments", "naming", "_compat")

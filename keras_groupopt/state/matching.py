@@ -33,6 +33,16 @@ class Report:
         dropped: Saved keys that were not used.
         renamed: The saved name of each kept key that had another one.
         status: `"nothing loaded"`, `"waits for the build"`, `"loaded"` or `"refused"`.
+
+    Example:
+    >>> import keras, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
+    >>> optimizer = kgo.GroupedOptimizer(model=model, rule="sgd")
+    >>> optimizer.build(model.trainable_variables)
+    >>> report = optimizer.load_state_dict(optimizer.state_dict())
+    >>> report.status, report.kept  # doctest: +NORMALIZE_WHITESPACE
+    ('loaded', ['@iterations', '@learning_rate', '@learning_rate_ratio/default',
+     'default/@rule/@iterations'])
     """
 
     kept: list[str] = dataclasses.field(default_factory=list)

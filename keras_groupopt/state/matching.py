@@ -108,6 +108,8 @@ def match(
         found = None if key in overruled else _source(keys.parse(key), saved, expected, moves)
         if found is not None:
             pairs[key] = saved.names[found]
+    for key in _of_rules_that_start_over(expected, pairs):
+        pairs.pop(key, None)
     used = set(pairs.values())
     return pairs, Report(
         kept=list(pairs),
@@ -151,6 +153,18 @@ def _of_saved_groups(saved: _Saved, expected: Mapping[str, Any]) -> dict[str, An
         for key, value in expected["declared"].items()
         if keys.parse(key).group is None or keys.parse(key).group in saved.groups
     }
+
+
+def _of_rules_that_start_over(
+    expected: Mapping[str, Any], pairs: Mapping[str, str]
+) -> Iterator[str]:
+    """Yields what rules keep as a whole where no slot is kept: bias correction belongs to both."""
+    names = {key: keys.parse(key) for key in expected["state"]}
+    for group in expected["groups"]:
+        own = {key: name for key, name in names.items() if name.group == group and name.owner}
+        slots = [key for key, name in own.items() if name.owner != keys.RULE and not name.is_own]
+        if slots and not any(key in pairs for key in slots):
+            yield from (key for key, name in own.items() if name.owner == keys.RULE)
 
 
 def _source(key: keys.Key, saved: _Saved, expected: Mapping[str, Any], moves: bool) -> str | None:

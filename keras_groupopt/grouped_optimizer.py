@@ -312,6 +312,7 @@ class GroupedOptimizer(RunningValues, Persistence, keras.optimizers.Optimizer):
         parts.make_variables(self)
         config.warn_about_variables(plan, variables)
         super().build(variables)
+        state.protect(self, parts)
         sizes = parts.state_bytes()
         parts.plan = planning.with_state_bytes(plan, sizes)
         self._parts = parts

@@ -33,7 +33,7 @@ class Persistence:
         """Sets `optimizer.variables`, in order.
 
         Raises:
-            ValueError: If the optimizer is not built, or counts or shapes differ.
+            ValueError: If the optimizer is not built, or counts, shapes or layouts differ.
         """
         variables = self.variables if self._is_built else []
         shapes = [tuple(v.shape) for v in variables]
@@ -44,6 +44,9 @@ class Persistence:
                 f"{len(received)} values for {len(shapes)} variables"
                 f"{'' if self._is_built else ', as the optimizer is not built'}."
             )
+        for variable, weight in zip(variables, weights, strict=True):
+            if isinstance(variable, state.LayoutVariable):
+                variable.check(weight)
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
         for group in [] if self._parts is None else self._parts.groups:

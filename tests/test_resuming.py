@@ -146,7 +146,10 @@ def test_renamed_layers_and_groups_go_on_bit_for_bit(ending, tmp_path):
     with kgo.resuming(renames={"head": "classifier"}) as report:
         model.load_weights(path)
     assert not report.fresh
-    assert_equal(train(model, 1), train(source, 1))
+    for one in (model, source):
+        train(one, 2)
+    for value, expected in zip(model.get_weights(), source.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, expected)
 
 
 def test_a_group_that_starts_over_takes_the_steps_of_a_new_optimizer():

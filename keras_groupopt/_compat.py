@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,6 +29,7 @@ __all__ = [
     "set_path",
     "skip_step",
     "track_all_state",
+    "track_variable",
     "untrack",
 ]
 
@@ -203,9 +205,15 @@ def replace_built_variables(optimizer: Any, variables: Sequence[keras.Variable])
     `LossScaleOptimizer`'s own would make its state anew. It adds to the places it knows.
     """
     optimizer._trainable_variables_indices.clear()
-    keras.optimizers.Optimizer.build(optimizer, list(variables))
+    build = functools.partial(keras.optimizers.Optimizer.build, optimizer)
+    register_variables(optimizer, build, list(variables))
 
 
 def is_purged(variable: keras.Variable) -> bool:
     """Whether `fit` on JAX holds the variable's value at the moment; `value` then only fails."""
     return getattr(variable, "_value", variable) is None
+
+
+def track_variable(optimizer: Any, variable: keras.Variable) -> None:
+    """Puts a variable among an optimizer's own: `add_variable` makes plain ones only."""
+    optimizer._track_variable(variable)

@@ -270,6 +270,8 @@ class Parts:
         for number, planned in enumerate(plan.groups):
             for index, variable in enumerate(planned.variables):
                 self.places[variable.position] = (number, index)
+        # Stands for the layout where values come without names.
+        self.layout: Any = None
         # Weights without optimizer state were loaded before the first step: they are the anchors,
         # but other layers may still be loading.
         self.anchors_are_due = False

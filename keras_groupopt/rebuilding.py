@@ -92,7 +92,7 @@ class Rebuilding:
                 _compat.untrack(self, variable)
             raise
         present = {id(entry) for entry in parts.entries().values()}
-        for entry in [] if old is None else old.entries().values():
+        for entry in [] if old is None else [*old.entries().values(), old.layout]:
             if id(entry) not in present:
                 _compat.untrack(self, entry)
         self._parts, self._declaration.pending = parts, None

@@ -30,6 +30,7 @@ ROWS = (
     ("state",),
     ("running_values", "persistence"),
     ("grouped_optimizer",),
+    ("loss_scale",),
     ("training", "callbacks", "recipes"),
     ("__init__",),
 )

@@ -46,7 +46,9 @@ _fast = importlib.import_module(f"keras_groupopt.kernels.{keras.backend.backend(
     pull,
     scale,
     shrink,
-) = (getattr(_fast, operation, getattr(generic, operation)) for operation in _OPERATIONS)
+) = (
+    getattr(_fast if hasattr(_fast, operation) else generic, operation) for operation in _OPERATIONS
+)
 
 # TensorFlow's variables cannot be replaced by values for the length of a call.
 STATELESS = keras.backend.backend() != "tensorflow"

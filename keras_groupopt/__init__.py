@@ -16,6 +16,7 @@ from keras_groupopt.ema import SWA as SWA
 from keras_groupopt.grouped_optimizer import GroupedOptimizer as GroupedOptimizer
 from keras_groupopt.groups import Group as Group
 from keras_groupopt.groups import rule as rule
+from keras_groupopt.loss_scale import LossScaleOptimizer as LossScaleOptimizer
 from keras_groupopt.plan import Plan as Plan
 from keras_groupopt.rules.radam import RAdam as RAdam
 from keras_groupopt.schedules.constant import ConstantRate as ConstantRate

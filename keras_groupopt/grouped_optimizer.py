@@ -168,6 +168,7 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         self.weight_decay = check_scalar("weight_decay", weight_decay, where=where)
         self.use_ema, self.ema_momentum = bool(use_ema), ema_momentum
         self.ema_overwrite_frequency = ema_overwrite_frequency
+        self.ema, self.on_nonfinite = ema, on_nonfinite
         average = as_average(ema, use_ema, ema_momentum, ema_overwrite_frequency)
         self.gradient_accumulation_steps = check_steps(gradient_accumulation_steps, where)
         defaults = planning.Defaults(

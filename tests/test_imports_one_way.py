@@ -31,6 +31,7 @@ ROWS = (
     ("state",),
     ("running_values", "persistence", "rebuilding"),
     ("grouped_optimizer",),
+    ("loss_scale",),
     ("training", "callbacks", "recipes", "converters", "transfer", "checkpoints"),
     ("__init__",),
 )

@@ -28,6 +28,7 @@ __all__ = [
     "replace_built_variables",
     "set_path",
     "skip_step",
+    "start_at_epoch",
     "track_all_state",
     "track_variable",
     "untrack",
@@ -217,3 +218,11 @@ def is_purged(variable: keras.Variable) -> bool:
 def track_variable(optimizer: Any, variable: keras.Variable) -> None:
     """Puts a variable among an optimizer's own: `add_variable` makes plain ones only."""
     optimizer._track_variable(variable)
+
+
+def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Lets the `fit` that has just begun start at `epoch`; at its argument's with `None`.
+
+    A callback gets `fit`'s arguments too late to change them; `fit` reads this once it began.
+    """
+    model._initial_epoch = epoch

@@ -4,8 +4,13 @@
 learning-rate ratio, decay and anchor.
 """
 
+from keras_groupopt.averaged_weights import averaged_weights as averaged_weights
+from keras_groupopt.averaged_weights import load_averages as load_averages
+from keras_groupopt.averaged_weights import save_averaged as save_averaged
+from keras_groupopt.batch_norm import update_batch_norm as update_batch_norm
 from keras_groupopt.callbacks.flush_accumulation import FlushAccumulation as FlushAccumulation
 from keras_groupopt.callbacks.group_logger import GroupLogger as GroupLogger
+from keras_groupopt.callbacks.use_averaged_weights import UseAveragedWeights as UseAveragedWeights
 from keras_groupopt.ema import EMA as EMA
 from keras_groupopt.ema import SWA as SWA
 from keras_groupopt.grouped_optimizer import GroupedOptimizer as GroupedOptimizer

@@ -248,6 +248,7 @@ def assign(
     parts.anchors_are_due = False
     if parts.averages is not None and "@averages_made" in values:
         parts.averages.settled = True
+        parts.averages.take_statistics(values)
     for group in parts.groups:
         if not group.frozen:
             group.rule.iterations.assign(values[ITERATIONS])

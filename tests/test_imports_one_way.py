@@ -31,7 +31,7 @@ ROWS = (
     ("state",),
     ("running_values", "persistence"),
     ("grouped_optimizer",),
-    ("training", "callbacks", "recipes"),
+    ("training", "callbacks", "recipes", "averaged_weights", "batch_norm"),
     ("__init__",),
 )
 ALONE = ("variable_info", "views", "arguments", "naming", "_compat")

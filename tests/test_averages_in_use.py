@@ -129,9 +129,11 @@ def test_the_averages_are_in_the_model_within_the_block_only():
 
 
 @low_precision
-@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "mixed_float16"])
-def test_weights_averages_and_all_state_come_back_bit_for_bit(error, dtype):
+@pytest.mark.parametrize(
+    ("dtype", "error"),
+    [("float32", ValueError), ("bfloat16", None), ("mixed_float16", KeyboardInterrupt)],
+)
+def test_weights_averages_and_all_state_come_back_bit_for_bit(dtype, error):
     keras.config.set_dtype_policy(dtype)
     # Adam's second moment does not move in bfloat16.
     rule = kgo.rule("sgd", momentum=0.5)
@@ -285,8 +287,10 @@ def test_validation_uses_the_averages_and_training_does_not():
     assert model.evaluate(*VALIDATION, verbose=0) == 2 * RAW
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
-@pytest.mark.parametrize("batch_norm", ["average", "raw", "data"])
+@pytest.mark.parametrize(
+    ("dtype", "batch_norm"),
+    [("float32", "average"), ("mixed_float16", "average"), ("float32", "data")],
+)
 def test_training_is_that_of_a_fit_without_the_callback(dtype, batch_norm):
     keras.config.set_dtype_policy(dtype)
     straight = network(0.25)
@@ -300,8 +304,14 @@ def test_training_is_that_of_a_fit_without_the_callback(dtype, batch_norm):
     np.testing.assert_allclose(history["val_loss"][-1], after, rtol=1e-5)
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["callback first", "callback last"])
-@pytest.mark.parametrize("options", [{}, {"use_ema": True, "ema_momentum": 0.5, "ema": None}])
+@pytest.mark.parametrize(
+    ("first", "options"),
+    [
+        pytest.param(True, {}, id="callback first"),
+        pytest.param(False, {}, id="callback last"),
+        pytest.param(True, {"use_ema": True, "ema_momentum": 0.5, "ema": None}, id="use_ema"),
+    ],
+)
 def test_early_stopping_restores_the_averages_it_saw_validated(first, options):
     model = compiled(**options)
     # The loss falls with every step: the first epoch is the "best".
@@ -325,9 +335,12 @@ def test_early_stopping_on_a_training_value_restores_weights():
     assert weight(model) == RAW
 
 
-@pytest.mark.parametrize("first", [True, False], ids=["callback first", "callback last"])
-@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
-def test_a_checkpoint_of_fit_resumes_exactly_and_has_the_averages(first, suffix, tmp_path):
+@pytest.mark.parametrize(
+    ("suffix", "first"),
+    [(".keras", True), (".weights.h5", False)],
+    ids=["callback first", "callback last"],
+)
+def test_a_checkpoint_of_fit_resumes_exactly_and_has_the_averages(suffix, first, tmp_path):
     path = str(tmp_path / f"run{suffix}")
     checkpoint = keras.callbacks.ModelCheckpoint(path, save_weights_only=suffix != ".keras")
 
@@ -444,18 +457,17 @@ def data_that_fails() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("hook", "inside"),
+    ("hook", "inside", "error"),
     [
-        ("on_test_begin", False),
-        ("on_test_batch_begin", False),
-        ("on_test_batch_end", False),
-        ("on_test_end", False),
-        ("on_epoch_end", False),
-        ("on_epoch_end", True),
-        ("on_train_batch_end", True),
+        ("on_test_begin", False, KeyboardInterrupt),
+        ("on_test_batch_end", False, KeyboardInterrupt),
+        ("on_test_batch_end", False, ValueError),
+        ("on_test_end", False, KeyboardInterrupt),
+        ("on_epoch_end", False, ValueError),
+        ("on_epoch_end", True, KeyboardInterrupt),
+        ("on_train_batch_end", True, ValueError),
     ],
 )
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_the_weights_are_back_before_an_exception_gets_out_of_fit(hook, inside, error):
     model = compiled()
     raising = Raising(hook, error)
@@ -566,9 +578,14 @@ def test_an_export_in_mixed_precision_holds_no_state(tmp_path):
         assert_equal(export.get_weights(), model.get_weights())
 
 
-@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
-@pytest.mark.parametrize("named", [True, False], ids=["with model=", "without model="])
-@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
+@pytest.mark.parametrize(
+    ("suffix", "named", "dtype"),
+    [
+        pytest.param(".keras", True, "float32", id="model="),
+        pytest.param(".weights.h5", False, "float32", id="no model="),
+        pytest.param(".weights.h5", True, "mixed_float16", id="mixed_float16"),
+    ],
+)
 def test_a_new_run_starts_from_the_averages_in_the_file_of_a_run(suffix, named, dtype, tmp_path):
     keras.config.set_dtype_policy(dtype)
     model = network(**({} if named else {"model": None}))
@@ -670,7 +687,6 @@ def statistics(model: keras.Model) -> list[np.ndarray]:
         # Three steps an epoch: half to the third power of an average is left after each.
         ({"ema": kgo.EMA(0.5)}, (1 / 512, 7 / 512, 7 / 64, 7 / 8)),
         ({"ema": kgo.EMA(0.5, start=3)}, (0, 1 / 64, 7 / 64, 7 / 8)),
-        ({"ema": kgo.EMA(0.5, every=3)}, (1 / 8, 1 / 8, 1 / 4, 1 / 2)),
         (
             {"ema": kgo.EMA(0.9, warmup=True, every=3)},
             (0.1 * 2 / 11 / 4, 0.9 * 2 / 11 / 4, 9 / 11 / 4, 3 / 4),
@@ -678,7 +694,7 @@ def statistics(model: keras.Model) -> list[np.ndarray]:
         ({"ema": kgo.SWA()}, (0, 1 / 3, 1 / 3, 1 / 3)),
         ({"use_ema": True, "ema_momentum": 0.5, "ema": None}, (0, 1 / 64, 7 / 64, 7 / 8)),
     ],
-    ids=["EMA", "start", "every", "warm-up", "SWA", "use_ema"],
+    ids=["EMA", "start", "warm-up", "SWA", "use_ema"],
 )
 def test_statistics_are_averaged_at_the_end_of_epochs_as_far_as_the_weights(options, shares):
     model = network(**options)
@@ -750,8 +766,8 @@ def pairs() -> Any:
     ],
 )
 def test_statistics_are_the_mean_over_samples_and_nothing_else_changes(data):
-    model = network()
-    train(model)
+    model = network(0.25)
+    model.optimizer.build(model.trainable_variables)
     norm = model.get_layer("norm")
     norm.moving_mean.assign(np.full(4, np.nan, "float32"))
     keep = [variable for variable in model.variables if "moving" not in variable.name]
@@ -766,8 +782,6 @@ def test_statistics_are_the_mean_over_samples_and_nothing_else_changes(data):
     variances = sum(len(part) * part.var(axis=0) for part in parts) / len(X)
     np.testing.assert_allclose(statistics(model)[0], means, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(statistics(model)[1], variances, rtol=1e-4)
-    loss = train(model)["loss"]
-    assert np.isfinite(loss).all()
 
 
 def failing() -> Any:
@@ -787,8 +801,8 @@ def failing() -> Any:
     ids=["empty", "failing", "other shape", "no steps", "half a sample"],
 )
 def test_statistics_stay_where_they_cannot_be_estimated(data, options, error, message):
-    model = network()
-    train(model)
+    model = network(0.25)
+    model.set_weights([_numbers.normal(size=value.shape) for value in model.get_weights()])
     before = state(model)
     with pytest.raises(error, match=message):
         kgo.update_batch_norm(model, data(), **options)
@@ -806,8 +820,11 @@ def test_statistics_of_frozen_layers_are_not_estimated():
 # Repeated `fit`, and Keras' own averages ----------------------------------------------------------
 
 
-@pytest.mark.parametrize("callback", [False, True], ids=["alone", "with the callback"])
-@pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
+@pytest.mark.parametrize(
+    ("dtype", "callback"),
+    [("float32", False), ("mixed_float16", True)],
+    ids=["alone", "with the callback"],
+)
 def test_three_fits_of_one_epoch_equal_one_of_three(dtype, callback):
     keras.config.set_dtype_policy(dtype)
 

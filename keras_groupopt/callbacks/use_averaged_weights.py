@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -238,25 +238,15 @@ class _SeesAverages(keras.callbacks.Callback):
 
     def __init__(self, callback: keras.callbacks.Callback) -> None:
         super().__init__()
-        self.callback = callback
+        for name in dir(_Callback):
+            if name.startswith(("on_", "set_")) and name != "on_epoch_end":
+                setattr(self, name, getattr(callback, name))
+        self._callback = callback
 
-    def __getattribute__(self, name: str) -> Any:
-        callback = object.__getattribute__(self, "__dict__").get("callback")
-        if callback is None or name not in _HOOKS:
-            return object.__getattribute__(self, name)
-        hook = getattr(callback, name)
-        return _in_averages(callback, hook) if name == "on_epoch_end" else hook
-
-
-_HOOKS = frozenset(name for name in dir(_Callback) if name.startswith(("on_", "set_")))
-
-
-def _in_averages(callback: Any, hook: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with averaged_weights(callback.model):
-            return hook(*args, **kwargs)
-
-    return run
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Lets it see the averages."""
+        with averaged_weights(self._callback.model):
+            self._callback.on_epoch_end(epoch, logs)
 
 
 def _restores_what_was_validated(callback: Any) -> bool:

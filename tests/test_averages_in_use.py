@@ -890,3 +890,11 @@ def test_keras_averages_count_optimizer_steps_and_overwrite_after_so_many():
     chosen_gradients.fit(model, 1.0, 8, callbacks=[Steps()])
     # Averages -1, then (-1 - 2) / 2 written into the weights; -2, then (-2 - 3) / 2.
     assert seen == [0.0, -1.0, -1.0, -1.5, -1.5, -2.5, -2.5, -2.75]
+
+
+def test_a_fit_without_a_step_leaves_weights_that_were_set_before_it():
+    model = compiled(ema=None, use_ema=True)
+    model.optimizer.build(model.trainable_variables)
+    model.set_weights([np.full((1, 1), 7.0)])
+    fit(model, epochs=1, initial_epoch=1)
+    assert weight(model) == 7.0

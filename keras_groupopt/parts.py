@@ -291,6 +291,11 @@ class Parts:
         for group in self.groups:
             group.make_variables(optimizer, self.averages is not None, self.window is not None)
 
+    @property
+    def averages_in_weights(self) -> bool:
+        """Whether the averages are in the weights' place."""
+        return self.averages is not None and self.averages.in_weights
+
     def average_pairs(self, indices: Sequence[Sequence[int]] | None = None) -> list[Pair]:
         """Returns averages and their variables.
 
@@ -347,10 +352,7 @@ class Parts:
             found["@micro_batches"] = self.window.count
             found["@accumulated_weight"] = self.window.weight
         if self.averages is not None:
-            found["@averages_made"] = self.averages.made
-            momentum = self.averages.momentum
-            if momentum is not None and momentum.variable is not None:
-                found["@ema_momentum"] = momentum.variable
+            found.update(self.averages.entries())
         for group in self.groups:
             found.update(group.entries())
         return found

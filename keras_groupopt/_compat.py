@@ -19,6 +19,7 @@ __all__ = [
     "is_purged",
     "layer_class_names",
     "layer_classes",
+    "note_shardings",
     "optimizer_map_of",
     "own_variables",
     "replace_built_variables",
@@ -178,6 +179,16 @@ def replace_built_variables(optimizer: Any, variables: Sequence[keras.Variable])
     """
     optimizer._trainable_variables_indices.clear()
     keras.optimizers.Optimizer.build(optimizer, list(variables))
+
+
+def note_shardings(model: Any) -> None:
+    """Lets `fit` on JAX count the model's variables again.
+
+    Keras 3.10 does when `fit` begins, and looks each variable up in what it found.
+    """
+    note = getattr(model, "_record_training_state_sharding_spec", None)
+    if note is not None:
+        note()
 
 
 def is_purged(variable: keras.Variable) -> bool:

@@ -230,6 +230,8 @@ def _around(model: Any, optimizer: Any) -> Sequence[Any]:
 
 def _forget_compiled(model: Any) -> None:
     """Makes compiled functions anew: they hold the variables they were compiled for."""
+    if getattr(model, "train_function", None) is not None:
+        _compat.note_shardings(model)
     for kind in _COMPILED:
         if getattr(model, f"{kind}_function", None) is not None:
             # Not only dropped: `fit`, in which this may run, does not make it again.

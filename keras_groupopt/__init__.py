@@ -5,6 +5,8 @@ learning-rate ratio, decay and anchor.
 """
 
 from keras_groupopt.callbacks.group_logger import GroupLogger as GroupLogger
+from keras_groupopt.checkpoints import load_weights as load_weights
+from keras_groupopt.checkpoints import read_manifest as read_manifest
 from keras_groupopt.converters.foreign_state import load_torch_state as load_torch_state
 from keras_groupopt.converters.keras_optimizers import from_multi_optimizer as from_multi_optimizer
 from keras_groupopt.converters.keras_optimizers import from_optimizer as from_optimizer
@@ -26,6 +28,8 @@ from keras_groupopt.selectors import regex as regex
 from keras_groupopt.selectors import variable_name as variable_name
 from keras_groupopt.selectors import variables as variables
 from keras_groupopt.selectors import where as where
+from keras_groupopt.state.matching import Report as Report
+from keras_groupopt.state.resuming import resuming as resuming
 from keras_groupopt.transfer import transfer_state as transfer_state
 
 __version__ = "0.1.0"

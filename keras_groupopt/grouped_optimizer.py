@@ -320,6 +320,7 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
                 registry.claim_instance(planned.group.rule, self, planned.group.where)
         parts.make_variables(self)
         parts.plan = planning.with_state_bytes(plan, parts.state_bytes())
+        state.protect(self, parts)
         return parts
 
     def _say_if_changed(self, plan: planning.Plan) -> None:

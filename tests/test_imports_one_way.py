@@ -30,7 +30,7 @@ ROWS = (
     ("state",),
     ("running_values", "persistence", "rebuilding"),
     ("grouped_optimizer",),
-    ("training", "callbacks", "recipes", "converters", "transfer"),
+    ("training", "callbacks", "recipes", "converters", "transfer", "checkpoints"),
     ("__init__",),
 )
 ALONE = ("variable_info", "views", "arguments", "naming", "_compat")

@@ -135,6 +135,19 @@ def from_text(text: bytes) -> dict[str, Any]:
             raise ValueError(f"it is of type {type(manifest).__name__}")
     except (ValueError, RecursionError) as error:
         raise _damaged(error) from error
+    check_format(manifest)
+    rest = {name: value for name, value in manifest.items() if name != "checksum"}
+    if manifest.get("checksum") != _text_checksum(rest):
+        raise _damaged("its checksum differs")
+    return checked(manifest)
+
+
+def check_format(manifest: Mapping[str, Any]) -> None:
+    """Refuses a manifest of another format.
+
+    Raises:
+        ValueError: If it is.
+    """
     found = manifest.get("format")
     if found != FORMAT:
         newer = isinstance(found, int) and found > FORMAT
@@ -146,12 +159,38 @@ def from_text(text: bytes) -> dict[str, Any]:
                 else "Only files of released versions can be read."
             )
         )
-    rest = {name: value for name, value in manifest.items() if name != "checksum"}
-    if manifest.get("checksum") != _text_checksum(rest):
-        raise _damaged("its checksum differs")
+
+
+def checked(manifest: Any) -> dict[str, Any]:
+    """Returns a manifest whose parts are all there, and of their types.
+
+    Raises:
+        ValueError: If they are not, or the format is another one.
+    """
+    if not isinstance(manifest, dict):
+        raise _damaged(f"it is of type {type(manifest).__name__}")
+    check_format(manifest)
     if not _is_whole(manifest):
         raise _damaged("it is not one of keras_groupopt")
     return manifest
+
+
+def check_scalars(manifest: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Refuses numbers that no run can go on with.
+
+    Raises:
+        ValueError: If a rate, ratio or decay is not finite, or the step is negative.
+    """
+    for key in manifest["declared"]:
+        if key in values and not np.isfinite(float(values[key])):
+            raise damaged(f"{key} is {values[key]}")
+    if int(values[keys.ITERATIONS]) < 0:
+        raise damaged(f"{keys.ITERATIONS} is {values[keys.ITERATIONS]}")
+
+
+def damaged(reason: str) -> ValueError:
+    """Returns the error for state that is not as it was written."""
+    return ValueError(f"The saved optimizer state is damaged: {reason}. Nothing was loaded.")
 
 
 def _is_whole(manifest: Mapping[str, Any]) -> bool:
@@ -161,12 +200,11 @@ def _is_whole(manifest: Mapping[str, Any]) -> bool:
         isinstance(groups, dict)
         and isinstance(state, dict)
         and isinstance(declared, dict)
-        and isinstance(manifest.get("iterations"), int)
         and keys.ITERATIONS in state
-        and all(_is_array(spec) and isinstance(spec[-1], int) for spec in state.values())
+        and all(_is_array(spec) for spec in state.values())
         and all(
             isinstance(group, dict)
-            and {"rule", "class", "anchors"} <= set(group)
+            and {"rule", "class"} <= set(group)
             and isinstance(group.get("variables"), dict)
             and all(_is_array(spec) for spec in group["variables"].values())
             for group in groups.values()

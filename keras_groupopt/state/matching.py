@@ -33,6 +33,16 @@ class Report:
         dropped: Saved keys that were not used.
         renamed: The saved name of each kept key that had another one.
         status: `"nothing loaded"`, `"waits for the build"`, `"loaded"` or `"refused"`.
+
+    Example:
+    >>> import keras, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
+    >>> optimizer = kgo.GroupedOptimizer(model=model, rule="sgd")
+    >>> optimizer.build(model.trainable_variables)
+    >>> report = optimizer.load_state_dict(optimizer.state_dict())
+    >>> report.status, report.kept  # doctest: +NORMALIZE_WHITESPACE
+    ('loaded', ['@iterations', '@learning_rate', '@learning_rate_ratio/default',
+     'default/@rule/@iterations'])
     """
 
     kept: list[str] = dataclasses.field(default_factory=list)
@@ -98,6 +108,8 @@ def match(
         found = None if key in overruled else _source(keys.parse(key), saved, expected, moves)
         if found is not None:
             pairs[key] = saved.names[found]
+    for key in _of_rules_that_start_over(expected, pairs):
+        pairs.pop(key, None)
     used = set(pairs.values())
     return pairs, Report(
         kept=list(pairs),
@@ -141,6 +153,18 @@ def _of_saved_groups(saved: _Saved, expected: Mapping[str, Any]) -> dict[str, An
         for key, value in expected["declared"].items()
         if keys.parse(key).group is None or keys.parse(key).group in saved.groups
     }
+
+
+def _of_rules_that_start_over(
+    expected: Mapping[str, Any], pairs: Mapping[str, str]
+) -> Iterator[str]:
+    """Yields what rules keep as a whole where no slot is kept: bias correction belongs to both."""
+    names = {key: keys.parse(key) for key in expected["state"]}
+    for group in expected["groups"]:
+        own = {key: name for key, name in names.items() if name.group == group and name.owner}
+        slots = [key for key, name in own.items() if name.owner != keys.RULE and not name.is_own]
+        if slots and not any(key in pairs for key in slots):
+            yield from (key for key, name in own.items() if name.owner == keys.RULE)
 
 
 def _source(key: keys.Key, saved: _Saved, expected: Mapping[str, Any], moves: bool) -> str | None:

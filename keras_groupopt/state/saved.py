@@ -94,14 +94,18 @@ def give(
     terms = Terms() if terms is None else terms
     entries = keys.entries_of(optimizer, parts)
     expected = manifest_of(entries, parts.plan)
-    pairs, report = match(
-        saved.manifest,
-        expected,
-        strict=terms.strict,
-        renames=terms.renames,
-        resting=resting,
-        moves=terms.moves,
-    )
+    try:
+        pairs, report = match(
+            saved.manifest,
+            expected,
+            strict=terms.strict,
+            renames=terms.renames,
+            resting=resting,
+            moves=terms.moves,
+        )
+    except ValueError:
+        terms.report.fill(Report(status="refused"))
+        raise
     for key, saved_key in pairs.items():
         if saved_key in saved.values:
             entries[key].assign(saved.values[saved_key])

@@ -9,19 +9,22 @@ import keras
 import numpy as np
 
 from keras_groupopt import wording
-from keras_groupopt.state import keys, manifest
+from keras_groupopt.state import keys, manifest, weights
 from keras_groupopt.state.saved import Saved
 
 MANIFEST = "@manifest"
 
 
-def write(store: Any, layout: Mapping[str, Any], entries: Mapping[str, Any]) -> None:
+def write(
+    store: Any, layout: Mapping[str, Any], entries: Mapping[str, Any], model: Any = None
+) -> None:
     """Writes each entry once, and the manifest with checksums.
 
     Args:
         store: Where to.
         layout: The manifest.
         entries: Variables or arrays, by key.
+        model: The model whose weights go into the same file, for their checksums.
     """
     checksums = manifest.Checksums()
     for key, entry in entries.items():
@@ -29,6 +32,8 @@ def write(store: Any, layout: Mapping[str, Any], entries: Mapping[str, Any]) -> 
         checksums.add(key, value)
         store[keys.stored_name(key)] = value
     step = int(keras.ops.convert_to_numpy(entries[keys.ITERATIONS]))
+    if model is not None:
+        layout = {**layout, "weights": weights.checksums_of(model)}
     text = manifest.to_text(manifest.with_checksums(layout, checksums, step))
     store[MANIFEST] = np.frombuffer(text.encode(), dtype="uint8")
 
@@ -43,9 +48,9 @@ def read(store: Any) -> Saved:
     checksums = manifest.Checksums()
     values = dict(_read_values(store, found, checksums))
     for name, group in found["groups"].items():
-        if group["anchors"] != checksums.of_anchors(name):
-            raise _damaged(f'the checksum of the anchors of group "{name}" differs')
-    _check_scalars(found, values)
+        if group.get("anchors") != checksums.of_anchors(name):
+            raise manifest.damaged(f'the checksum of the anchors of group "{name}" differs')
+    manifest.check_scalars(found, values)
     return Saved(found, values)
 
 
@@ -71,31 +76,20 @@ def read_manifest(store: Any) -> dict[str, Any]:
 def _read_values(
     store: Any, found: Mapping[str, Any], checksums: manifest.Checksums
 ) -> Iterator[tuple[str, np.ndarray]]:
-    for key, (shape, dtype, checksum) in found["state"].items():
+    for key, (shape, dtype, *sums) in found["state"].items():
         try:
             value = np.asarray(store[keys.stored_name(key)])
         except KeyError as error:
-            raise _damaged(f"its manifest names {key}, which is missing") from error
+            raise manifest.damaged(f"its manifest names {key}, which is missing") from error
         except (OSError, RuntimeError) as error:
-            raise _damaged(f"{key} cannot be read: {error}") from error
-        if list(value.shape) != shape:
-            raise _damaged(f"{key} has shape {list(value.shape)}, its manifest says {shape}")
-        if manifest.dtype_of(value) != dtype:
-            raise _damaged(f"{key} is {manifest.dtype_of(value)}, its manifest says {dtype}")
+            raise manifest.damaged(f"{key} cannot be read: {error}") from error
+        found_as = [list(value.shape), manifest.dtype_of(value)]
+        if found_as != [shape, dtype]:
+            raise manifest.damaged(
+                f"{key} has shape {found_as[0]} and dtype {found_as[1]}, its manifest says "
+                f"{shape} and {dtype}"
+            )
         checksums.add(key, value)
-        if checksums.of[key] != checksum:
-            raise _damaged(f"the checksum of {key} differs")
+        if sums != [checksums.of[key]]:
+            raise manifest.damaged(f"the checksum of {key} differs")
         yield key, value
-
-
-def _check_scalars(found: Mapping[str, Any], values: Mapping[str, np.ndarray]) -> None:
-    """Refuses numbers that no run can go on with."""
-    for key in found["declared"]:
-        if key in values and not np.isfinite(float(values[key])):
-            raise _damaged(f"{key} is {values[key]}")
-    if int(values[keys.ITERATIONS]) < 0:
-        raise _damaged(f"{keys.ITERATIONS} is {values[keys.ITERATIONS]}")
-
-
-def _damaged(reason: str) -> ValueError:
-    return ValueError(f"The saved optimizer state is damaged: {reason}. Nothing was loaded.")

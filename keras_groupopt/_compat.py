@@ -24,6 +24,7 @@ __all__ = [
     "is_readable",
     "layer_class_names",
     "layer_classes",
+    "note_shardings",
     "optimizer_map_of",
     "own_variables",
     "register_variables",
@@ -226,6 +227,16 @@ def replace_built_variables(optimizer: Any, variables: Sequence[keras.Variable])
     optimizer._trainable_variables_indices.clear()
     build = functools.partial(keras.optimizers.Optimizer.build, optimizer)
     register_variables(optimizer, build, list(variables))
+
+
+def note_shardings(model: Any) -> None:
+    """Lets `fit` on JAX count the model's variables again.
+
+    Keras 3.10 does when `fit` begins, and looks each variable up in what it found.
+    """
+    note = getattr(model, "_record_training_state_sharding_spec", None)
+    if note is not None:
+        note()
 
 
 def is_purged(variable: keras.Variable) -> bool:

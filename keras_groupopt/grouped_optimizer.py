@@ -367,8 +367,8 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
             if planned.group.rule is not None:
                 registry.claim_instance(planned.group.rule, self, planned.group.where)
         parts.make_variables(self)
-        parts.layout = state.protect(self, parts)
         parts.plan = planning.with_state_bytes(plan, parts.state_bytes())
+        parts.layout = state.protect(self, parts)
         return parts
 
     def _say_if_changed(self, plan: planning.Plan) -> None:

@@ -19,7 +19,6 @@ __all__ = [
     "set_path",
     "skip_step",
     "track_all_state",
-    "track_variable",
 ]
 
 
@@ -127,8 +126,3 @@ def track_all_state(optimizer: Any) -> None:
             if isinstance(item, keras.Variable) and id(item) not in known:
                 known.add(id(item))
                 optimizer._track_variable(item)
-
-
-def track_variable(optimizer: Any, variable: keras.Variable) -> None:
-    """Puts a variable among an optimizer's own: `add_variable` makes plain ones only."""
-    optimizer._track_variable(variable)

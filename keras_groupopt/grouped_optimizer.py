@@ -120,6 +120,7 @@ class GroupedOptimizer(RunningValues, Persistence, keras.optimizers.Optimizer):
                 "loss_scale_factor", loss_scale_factor, where=where, positive=True
             )
         super().__init__(learning_rate=base, loss_scale_factor=loss_scale_factor, name=name)
+        self._layout = state.protect_early(self)
         registry.check_instances_differ(declared)
         lifted = tuple(registry.lift_instance(group) for group in declared)
         limits = check_clipping(clipnorm, global_clipnorm, clipvalue, where=where)
@@ -312,7 +313,7 @@ class GroupedOptimizer(RunningValues, Persistence, keras.optimizers.Optimizer):
         parts.make_variables(self)
         config.warn_about_variables(plan, variables)
         super().build(variables)
-        state.protect(self, parts)
+        state.protect(self, parts, self._layout)
         sizes = parts.state_bytes()
         parts.plan = planning.with_state_bytes(plan, sizes)
         self._parts = parts

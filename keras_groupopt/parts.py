@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
@@ -106,12 +106,15 @@ class GroupParts:
         anchor = self.planned.group.anchor
         return anchor is not None and anchor.kind == "initial"
 
-    def capture_anchors(self) -> None:
-        """Takes the present weights as the anchors."""
-        for variable, anchor in zip(self.variables, self.anchors, strict=True):
-            if anchor is not None:
+    def capture_anchors(self, only: Collection[str] | None = None) -> None:
+        """Takes the present weights as the anchors, of the paths in `only` or of all."""
+        for index, planned in enumerate(self.planned.variables):
+            anchor = self.anchors[index]
+            if anchor is not None and (only is None or planned.path in only):
+                variable = self.variables[index]
                 anchor.assign(keras.ops.copy(keras.ops.convert_to_tensor(variable)))
-        self.anchors_unknown = False
+        if only is None:
+            self.anchors_unknown = False
 
     def drift(self) -> Tensor:
         """Returns `‖w − a‖` over the anchored variables, a float32 scalar."""
@@ -220,6 +223,8 @@ class Parts:
         # Weights without optimizer state were loaded before the first step: they are the anchors,
         # but other layers may still be loading.
         self.anchors_are_due = False
+        # Of state that was matched by path, these paths had no anchor: the same holds for them.
+        self.due_anchors: frozenset[str] = frozenset()
         # Positions whose gradients the last traced or eager step received.
         self.received: frozenset[int] | None = None
         # The model's training function at that step, held weakly; `None` in a loop of one's own.
@@ -237,12 +242,13 @@ class Parts:
 
     def capture_due_anchors(self) -> None:
         """Takes the initial anchors again where weights were loaded after the build."""
-        if self.anchors_are_due:
-            self.anchors_are_due = False
+        if self.anchors_are_due or self.due_anchors:
+            only = None if self.anchors_are_due else self.due_anchors
+            self.anchors_are_due, self.due_anchors = False, frozenset()
             with kernels.outside_compiled_step():
                 for group in self.groups:
                     if group.starts_at_initial:
-                        group.capture_anchors()
+                        group.capture_anchors(only)
 
     @property
     def rule_variables(self) -> list[Any]:

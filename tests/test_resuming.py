@@ -178,6 +178,20 @@ def test_a_group_that_starts_over_takes_the_steps_of_a_new_optimizer():
     assert_equal(train(again, 1), train(model, 1))
 
 
+@pytest.mark.parametrize("built", [True, False], ids=["built", "not built"])
+def test_fresh_anchors_of_a_run_that_has_not_begun_are_the_loaded_weights(built, tmp_path):
+    train(compiled()).save_weights(tmp_path / "model.weights.h5")
+    model = compiled(seed=2, groups_=split())
+    if built:
+        model.optimizer.build(model.trainable_variables)
+    with kgo.resuming(strict=False):
+        model.load_weights(tmp_path / "model.weights.h5")
+    model.optimizer.build(model.trainable_variables)
+    drift = {name: float(value) for name, value in model.optimizer.anchor_drift().items()}
+    assert drift["first"] == 0.0  # its anchor is fresh
+    assert drift["backbone"] > 0.0  # its anchor is the first run's
+
+
 # Terms --------------------------------------------------------------------------------------------
 
 

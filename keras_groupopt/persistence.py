@@ -26,7 +26,7 @@ class Persistence:
         parts = getattr(self, "_parts", None)
         if parts is None:
             return self._variables[:]
-        parts.capture_due_anchors()
+        parts.capture_due(self._iterations)
         return self._variables[:] + parts.rule_variables
 
     def set_weights(self, weights: Sequence[Any]) -> None:
@@ -59,7 +59,7 @@ class Persistence:
             waiting = state.as_pending(self, pending[0])
             state.write(store, waiting.manifest, waiting.values)
         elif self._parts is not None:
-            self._parts.capture_due_anchors()
+            self._parts.capture_due(self._iterations)
             entries = state.entries_of(self, self._parts)
             layout = state.manifest_of(entries, self._parts.plan)
             model = self._declaration.live_model(required=False)

@@ -78,13 +78,12 @@ def protect_early(optimizer: Any) -> LayoutVariable:
     return layout
 
 
-def protect(optimizer: Any, parts: Parts, layout: LayoutVariable) -> None:
-    """Gives all state the paths of its keys, and lets `layout` stand for them.
+def protect(optimizer: Any, parts: Parts) -> int:
+    """Gives all state the paths of its keys; returns a number that stands for them.
 
     Args:
         optimizer: The optimizer, with all its variables.
         parts: Its built parts.
-        layout: What `protect_early` returned.
     """
     entries = keys.entries_of(optimizer, parts)
     for key, variable in entries.items():
@@ -97,7 +96,7 @@ def protect(optimizer: Any, parts: Parts, layout: LayoutVariable) -> None:
             {k: spec for k, spec in manifest["state"].items() if not keys.parse(k).is_optional},
         ]
     )
-    layout.stand_for(zlib.crc32(text.encode()) & 0x7FFFFFFF or 1)
+    return zlib.crc32(text.encode()) & 0x7FFFFFFF or 1
 
 
 def _name(optimizer: Any) -> str:

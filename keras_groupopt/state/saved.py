@@ -56,7 +56,7 @@ def take(optimizer: Any, parts: Parts) -> Saved:
         optimizer: The optimizer.
         parts: Its built parts.
     """
-    parts.capture_due_anchors()
+    parts.capture_due(optimizer.iterations)
     entries = keys.entries_of(optimizer, parts)
     values = {
         # On torch the array would otherwise be a view of the variable.
@@ -123,6 +123,8 @@ def give(
 
 def _settle(parts: Parts, pairs: Mapping[str, str], iterations: Any) -> None:
     """Puts what follows from the state right: counters of rules, and whether anchors are known."""
+    if parts.averages is not None and "@averages_made" in pairs:
+        parts.averages.settled = True
     for group in parts.groups:
         if group.frozen:
             continue

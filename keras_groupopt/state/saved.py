@@ -123,8 +123,9 @@ def give(
 
 def _settle(parts: Parts, pairs: Mapping[str, str], iterations: Any) -> None:
     """Puts what follows from the state right: counters of rules, and whether anchors are known."""
-    if parts.averages is not None and "@averages_made" in pairs:
-        parts.averages.settled = True
+    if parts.averages is not None:
+        parts.averages.settled = "@averages_made" in pairs
+        parts.averages.starts_late = not parts.averages.settled
     for group in parts.groups:
         if group.frozen:
             continue

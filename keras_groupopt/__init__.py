@@ -4,6 +4,8 @@
 learning-rate ratio, decay and anchor.
 """
 
+from keras_groupopt.atomic import save_weights as save_weights
+from keras_groupopt.callbacks.backup import BackupAndRestore as BackupAndRestore
 from keras_groupopt.callbacks.flush_accumulation import FlushAccumulation as FlushAccumulation
 from keras_groupopt.callbacks.group_logger import GroupLogger as GroupLogger
 from keras_groupopt.checkpoints import load_weights as load_weights

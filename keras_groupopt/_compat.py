@@ -28,6 +28,7 @@ __all__ = [
     "replace_built_variables",
     "set_path",
     "skip_step",
+    "start_at_epoch",
     "track_all_state",
     "untrack",
 ]
@@ -211,3 +212,11 @@ def replace_built_variables(optimizer: Any, variables: Sequence[keras.Variable])
 def is_purged(variable: keras.Variable) -> bool:
     """Whether `fit` on JAX holds the variable's value at the moment; `value` then only fails."""
     return getattr(variable, "_value", variable) is None
+
+
+def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Lets the `fit` that has just begun start at `epoch`; at its argument's with `None`.
+
+    A callback gets `fit`'s arguments too late to change them; `fit` reads this once it began.
+    """
+    model._initial_epoch = epoch

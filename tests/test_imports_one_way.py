@@ -16,7 +16,7 @@ BACKENDS = ("tensorflow", "jax", "torch")
 # From the bottom up. A part may import parts of the rows above it in this table, and of its own
 # row; `ALONE` import nothing of ours at all.
 ROWS = (
-    ("variable_info", "views", "arguments", "naming", "wording", "_compat"),
+    ("variable_info", "views", "arguments", "naming", "wording", "_compat", "atomic"),
     ("selectors", "ema"),
     ("groups",),
     ("plan",),
@@ -35,7 +35,7 @@ ROWS = (
     ("training", "callbacks", "recipes", "converters", "transfer", "checkpoints"),
     ("__init__",),
 )
-ALONE = ("variable_info", "views", "arguments", "naming", "_compat")
+ALONE = ("variable_info", "views", "arguments", "naming", "_compat", "atomic")
 PURE = (
     "variable_info",
     "views",

@@ -129,6 +129,24 @@ def test_a_bad_step_moves_nothing_and_halves_the_scale_the_next_one_counts(step)
     ]
 
 
+@each_step
+def test_a_bad_micro_batch_is_dropped_and_the_window_takes_the_next(step):
+    (weight,) = variables = scalars("weight")
+    inner = kgo.GroupedOptimizer(rule="sgd", learning_rate=1.0, gradient_accumulation_steps=2)
+    optimizer = kgo.LossScaleOptimizer(inner, initial_scale=1.0)
+    seen = []
+    for gradient in (1.0, INF, 3.0, 1.0, 1.0):
+        step(optimizer, variables, scaled(optimizer, [gradient]))
+        seen.append((number(weight), *own(optimizer)[:3], number(optimizer.iterations)))
+    assert seen == [
+        (0.0, 1.0, 1.0, 0.0, 0.0),
+        (0.0, 0.5, 0.0, 1.0, 0.0),
+        (-2.0, 0.5, 1.0, 1.0, 1.0),
+        (-2.0, 0.5, 2.0, 1.0, 1.0),
+        (-3.0, 0.5, 3.0, 1.0, 2.0),
+    ]
+
+
 @pytest.mark.parametrize(
     ("scale", "growth", "finite", "expected"),
     [
@@ -367,6 +385,23 @@ def test_a_layer_unfrozen_after_the_build_is_refused_and_the_weights_stay_readab
     assert number(optimizer.skipped_steps) == 0
 
 
+def test_rebuild_goes_through_and_the_scale_stays(mixed):
+    model = saving_models.fill(saving_models.MODELS["nested"]())
+    model.get_layer("body").trainable = False
+    optimizer = kgo.LossScaleOptimizer(kgo.GroupedOptimizer(model=model), initial_scale=2.0**24)
+    model.compile(optimizer=optimizer, loss="mse")
+    saving_models.fit(model, 12)
+    scale, counter, skipped, group = own(optimizer)
+    assert 0 < skipped < 12
+    model.get_layer("body").trainable = True
+    optimizer.rebuild(model)
+    model.compile(optimizer=optimizer, loss="mse")
+    before = model.get_layer("body").get_weights()
+    saving_models.fit(model, 1)
+    assert own(optimizer) == (scale, counter + 1, skipped, group)
+    assert np.abs(model.get_layer("body").get_weights()[0] - before[0]).max() > 0
+
+
 def test_a_layer_frozen_after_the_build_is_left_alone(mixed):
     model = saving_models.fill(saving_models.MODELS["nested"]())
     optimizer = kgo.LossScaleOptimizer(saving_models.optimizer(model), initial_scale=8.0)
@@ -462,6 +497,8 @@ def test_state_is_written_once_where_a_grouped_optimizer_writes_it(trained, tmp_
         if name.startswith("optimizer/")
     }
     assert names - outer == expected
+    manifest = kgo.read_manifest(tmp_path / "model.weights.h5")
+    assert manifest["iterations"] == number(trained.optimizer.iterations)
 
 
 @pytest.mark.parametrize("built", [True, False], ids=["built", "not built"])
@@ -536,6 +573,19 @@ def test_damaged_values_are_refused_and_nothing_is_assigned(name, value, message
     with pytest.raises(ValueError, match=re.escape(message)):
         other.load_own_variables(store)
     assert own(other) == (2.0, 0.0, 0.0, -1.0)
+
+
+def test_a_file_with_a_damaged_scale_leaves_model_and_optimizer_as_they_were(trained, tmp_path):
+    path = tmp_path / "model.weights.h5"
+    trained.save_weights(path)
+    with h5py.File(path, "a") as file:
+        file["optimizer/vars/dynamic_scale"][...] = -1.0
+    model = saving_models.fit(compiled(seed=2), 1)
+    before = saving_models.state(model)
+    with pytest.raises(ValueError, match="`dynamic_scale` must be a positive finite number"):
+        kgo.load_weights(model, path)
+    for value, old in zip(saving_models.state(model), before, strict=True):
+        np.testing.assert_array_equal(value, old)
 
 
 def test_a_model_that_was_never_trained_saves_no_state(mixed, tmp_path):

@@ -33,7 +33,6 @@ __all__ = [
     "skip_step",
     "start_at_epoch",
     "track_all_state",
-    "track_variable",
     "untrack",
 ]
 
@@ -242,11 +241,6 @@ def note_shardings(model: Any) -> None:
 def is_purged(variable: keras.Variable) -> bool:
     """Whether `fit` on JAX holds the variable's value at the moment; `value` then only fails."""
     return getattr(variable, "_value", variable) is None
-
-
-def track_variable(optimizer: Any, variable: keras.Variable) -> None:
-    """Puts a variable among an optimizer's own: `add_variable` makes plain ones only."""
-    optimizer._track_variable(variable)
 
 
 def start_at_epoch(model: keras.Model, epoch: int | None) -> None:

@@ -42,6 +42,8 @@ class Averages:
         self.statistics: dict[str, Any] = {}
         # How many averages of the weights had been made when the statistics last moved.
         self.statistics_made = 0
+        # Whether a run that did not average goes on: the weights it goes on from begin them.
+        self.starts_late = False
 
     def make_variables(self, optimizer: Any) -> None:
         """Makes the count of averages and the momentum, owned by the outer optimizer."""
@@ -171,7 +173,8 @@ class Averages:
         if not all(map(_compat.is_readable, own)):
             return
         with kernels.outside_compiled_step():
-            begins = int(self.made) == 0 and int(iterations) == self.declared.start
+            late = int(iterations) - self.declared.start
+            begins = int(self.made) == 0 and (late == 0 or (late > 0 and self.starts_late))
             if begins:
                 copy_from_weights(pairs)
             self.settled = stepping or not begins

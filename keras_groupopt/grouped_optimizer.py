@@ -161,6 +161,7 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
                 "loss_scale_factor", loss_scale_factor, where=where, positive=True
             )
         super().__init__(learning_rate=base, loss_scale_factor=loss_scale_factor, name=name)
+        self._layout = state.protect_early(self)
         registry.check_instances_differ(declared)
         lifted = tuple(registry.lift_instance(group) for group in declared)
         limits = check_clipping(clipnorm, global_clipnorm, clipvalue, where=where)
@@ -358,6 +359,7 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         config.warn_about_variables(plan, variables)
         _compat.register_variables(self, super().build, variables)
         parts.set_scalars(self._declaration.current)
+        self._layout.stand_for(parts.digest)
         self._parts = parts
 
     def _make_parts(self, plan: planning.Plan, variables: list[Any]) -> Parts:
@@ -367,8 +369,8 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
             if planned.group.rule is not None:
                 registry.claim_instance(planned.group.rule, self, planned.group.where)
         parts.make_variables(self)
+        parts.digest = state.protect(self, parts)
         parts.plan = planning.with_state_bytes(plan, parts.state_bytes())
-        parts.layout = state.protect(self, parts)
         return parts
 
     def _say_if_changed(self, plan: planning.Plan) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -138,12 +138,15 @@ class GroupParts:
         anchor = self.planned.group.anchor
         return anchor is not None and anchor.kind == "initial"
 
-    def capture_anchors(self) -> None:
-        """Takes the present weights as the anchors."""
-        for variable, anchor in zip(self.variables, self.anchors, strict=True):
-            if anchor is not None:
+    def capture_anchors(self, only: Collection[str] | None = None) -> None:
+        """Takes the present weights as the anchors, of the paths in `only` or of all."""
+        for index, planned in enumerate(self.planned.variables):
+            anchor = self.anchors[index]
+            if anchor is not None and (only is None or planned.path in only):
+                variable = self.variables[index]
                 anchor.assign(keras.ops.copy(keras.ops.convert_to_tensor(variable)))
-        self.anchors_unknown = False
+        if only is None:
+            self.anchors_unknown = False
 
     def drift(self) -> Tensor:
         """Returns `‖w − a‖` over the anchored variables, a float32 scalar."""
@@ -270,11 +273,12 @@ class Parts:
         for number, planned in enumerate(plan.groups):
             for index, variable in enumerate(planned.variables):
                 self.places[variable.position] = (number, index)
-        # Stands for the layout where values come without names.
-        self.layout: Any = None
+        self.digest = 0
         # Weights without optimizer state were loaded before the first step: they are the anchors,
         # but other layers may still be loading.
         self.anchors_are_due = False
+        # Of state that was matched by path, these paths had no anchor: the same holds for them.
+        self.due_anchors: frozenset[str] = frozenset()
         # Positions whose gradients the last traced or eager step received.
         self.received: frozenset[int] | None = None
         # Per group, the places of variables that the last step brought gradients for.
@@ -330,12 +334,13 @@ class Parts:
         """
         if self.averages is not None:
             self.averages.start(self.average_pairs(), iterations, stepping)
-        if self.anchors_are_due:
-            self.anchors_are_due = False
+        if self.anchors_are_due or self.due_anchors:
+            only = None if self.anchors_are_due else self.due_anchors
+            self.anchors_are_due, self.due_anchors = False, frozenset()
             with kernels.outside_compiled_step():
                 for group in self.groups:
                     if group.starts_at_initial:
-                        group.capture_anchors()
+                        group.capture_anchors(only)
 
     @property
     def rule_variables(self) -> list[Any]:

@@ -29,6 +29,7 @@ class Rebuilding:
     _parts: Parts | None
     _variables: list[Any]
     _is_built: bool
+    _layout: Any
     _resolve: Any
     _make_parts: Any
     iterations: Any
@@ -94,6 +95,7 @@ class Rebuilding:
             raise
         for variable in gone:
             _compat.untrack(self, variable)
+        self._layout.stand_for(parts.digest)
         self._parts, self._declaration.pending = parts, None
         self._is_built = True
         for optimizer in [self, *_around(model, self)]:
@@ -208,13 +210,9 @@ def _changed(before: Declaration, model: Any, groups: Any) -> Declaration:
 
 
 def _gone(tracked: Sequence[Any], old: Parts | None, new: Parts) -> list[Any]:
-    """Returns the variables of old parts, and what stood for their layout."""
+    """Returns the variables of old parts."""
     before, now = ({id(v) for v in p.entries().values()} if p else set() for p in (old, new))
-    return [
-        v
-        for v in tracked
-        if isinstance(v, state.LayoutVariable) or (id(v) in before and id(v) not in now)
-    ]
+    return [v for v in tracked if id(v) in before and id(v) not in now]
 
 
 def _chain(model: Any) -> list[Any]:

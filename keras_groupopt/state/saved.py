@@ -75,7 +75,8 @@ def give(
 ) -> Report:
     """Gives a built optimizer the state that was saved, after checking that it fits.
 
-    What starts fresh keeps the value it has in the optimizer.
+    What starts fresh keeps the value it has in the optimizer. Fresh anchors at the initial
+    weights are taken again at the next step, unless the optimizer has made steps.
 
     Args:
         optimizer: The optimizer.
@@ -106,10 +107,14 @@ def give(
     except ValueError:
         terms.report.fill(Report(status="refused"))
         raise
+    not_begun = int(keras.ops.convert_to_numpy(optimizer.iterations)) == 0
     for key, saved_key in pairs.items():
         if saved_key in saved.values:
             entries[key].assign(saved.values[saved_key])
     parts.anchors_are_due = False
+    # The weights that come with the state are where a run that has not begun starts from.
+    fresh = [keys.parse(key) for key in report.fresh if not_begun]
+    parts.due_anchors = frozenset(str(key.owner) for key in fresh if key.slot == keys.ANCHOR)
     _settle(parts, pairs, saved.values[keys.ITERATIONS])
     if parts.averages is not None:
         report.kept += parts.averages.take_statistics(saved.values)
@@ -126,8 +131,9 @@ def _without_statistics(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _settle(parts: Parts, pairs: Mapping[str, str], iterations: Any) -> None:
     """Puts what follows from the state right: counters of rules, and whether anchors are known."""
-    if parts.averages is not None and "@averages_made" in pairs:
-        parts.averages.settled = True
+    if parts.averages is not None:
+        parts.averages.settled = "@averages_made" in pairs
+        parts.averages.starts_late = not parts.averages.settled
     for group in parts.groups:
         if group.frozen:
             continue

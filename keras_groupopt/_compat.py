@@ -17,6 +17,7 @@ __all__ = [
     "is_readable",
     "layer_class_names",
     "layer_classes",
+    "layout_of",
     "own_variables",
     "register_variables",
     "set_path",
@@ -36,6 +37,14 @@ def child_layers(layer: keras.Layer) -> list[keras.Layer]:
     # `layers` exists on models only; the tracker's list is what `Layer.weights` itself reads.
     layers += getattr(layer, "_layers", [])
     return list({id(child): child for child in layers if child is not layer}.values())
+
+
+def layout_of(variable: Any) -> Any:
+    """Returns how a variable is laid out over devices, or `None`.
+
+    `add_variable_from_reference` takes it over, but for slots of the variable's own dtype only.
+    """
+    return getattr(variable, "_layout", None)
 
 
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:

@@ -32,6 +32,8 @@ class Averages:
             self.momentum = Scalar("ema_momentum", declared.momentum, "GroupedOptimizer")
         # Whether the averages are known to belong to the weights they are beside.
         self.settled = False
+        # The optimizer step at which they are copies of the weights.
+        self.begins = declared.start
 
     def make_variables(self, optimizer: Any) -> None:
         """Makes the count of averages and the momentum, owned by the outer optimizer."""
@@ -64,7 +66,7 @@ class Averages:
         kernels.when(active, lambda: self._move(pairs, step, begun), variables)
 
     def _move(self, pairs: Sequence[Pair], step: Tensor, begun: Tensor | None) -> None:
-        share = 1.0 - self._momentum_at(step)
+        share = self._share_at(step)
         if begun is None:
             self.made.assign_add(1)
         else:
@@ -72,16 +74,17 @@ class Averages:
             self.made.assign_add(ops.cast(begun, "int32"))
         kernels.average([mean for mean, _ in pairs], [v for _, v in pairs], share)
 
-    def _momentum_at(self, step: Tensor) -> Tensor:
+    def _share_at(self, step: Tensor) -> Tensor:
+        """Returns `1 − β_t`, in forms that do not take a small number from 1."""
         made = ops.cast(self.made, "float32")
         if self.momentum is None:
-            return made / (made + 1.0)
-        momentum = self.momentum.at(step)
+            return 1.0 / (made + 1.0)
+        share = 1.0 - self.momentum.at(step)
         if isinstance(self.declared, KerasEMA):
-            return ops.where(made > 0, momentum, ops.zeros_like(momentum))
+            return ops.where(made > 0, share, ops.ones_like(share))
         if self.declared.warmup:  # type: ignore[attr-defined]
-            return ops.minimum(momentum, (1.0 + made) / (10.0 + made))
-        return momentum
+            return ops.maximum(share, 9.0 / (10.0 + made))
+        return share
 
     def overwrite(self, pairs: Sequence[Pair], step: Tensor, variables: Sequence[Any]) -> None:
         """Writes the averages into the weights at the steps that Keras' `use_ema` asks for."""
@@ -107,10 +110,19 @@ class Averages:
         if not all(map(_compat.is_readable, own)):
             return
         with kernels.outside_compiled_step():
-            begins = int(self.made) == 0 and int(iterations) == self.declared.start
+            begins = int(self.made) == 0 and int(iterations) == self.begins
             if begins:
                 copy_from_weights(pairs)
             self.settled = stepping or not begins
+
+    def restart(self, step: int) -> None:
+        """Begins anew at an optimizer step, from the weights as they are then.
+
+        For averages that were not in the state that was loaded: other weights may be loading yet.
+        """
+        self.made.assign(0)
+        self.begins = step
+        self.settled = False
 
 
 def copy_into_weights(pairs: Sequence[Pair]) -> None:

@@ -246,8 +246,15 @@ def assign(
         if key in values and key not in kept:
             variable.assign(values[key])
     parts.anchors_are_due = False
-    if parts.averages is not None and "@averages_made" in values:
-        parts.averages.settled = True
+    if parts.averages is not None:
+        if "@averages_made" in values:
+            parts.averages.settled = True
+        else:
+            parts.averages.restart(int(values[ITERATIONS]))
+    if parts.window is not None:
+        parts.window.weighted = None
+        if "@micro_batches" not in values:
+            parts.window.reset(parts.accumulators)
     for group in parts.groups:
         if not group.frozen:
             group.rule.iterations.assign(values[ITERATIONS])

@@ -96,8 +96,8 @@ class Averages:
     def start(self, pairs: Sequence[Pair], iterations: Any, stepping: bool) -> None:
         """Copies the weights at the step where averaging begins, where a step could not.
 
-        Weights may be loaded or set between the build and the first step. Nothing happens within
-        a compiled step, which cannot read on the host.
+        Weights may be loaded or set between the build and the first step. Nothing happens in a
+        stateless step, where the values are not at hand.
 
         Args:
             pairs: Averages and their variables.
@@ -110,10 +110,11 @@ class Averages:
         if not all(map(_compat.is_readable, own)):
             return
         with kernels.outside_compiled_step():
-            begins = int(self.made) == 0 and int(iterations) == self.begins
-            if begins:
-                copy_from_weights(pairs)
-            self.settled = stepping or not begins
+            begins = ops.logical_and(
+                ops.equal(self.made, 0), ops.equal(ops.cast(iterations, "int32"), self.begins)
+            )
+            kernels.when(begins, lambda: copy_from_weights(pairs), [mean for mean, _ in pairs])
+            self.settled = stepping or kernels.known(begins) is False
 
     def restart(self, step: int) -> None:
         """Begins anew at an optimizer step, from the weights as they are then.

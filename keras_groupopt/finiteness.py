@@ -67,10 +67,11 @@ def first_at_fault(numbers: Sequence[int], norms: Tensor) -> tuple[Tensor, Tenso
     """
     squares = ops.square(norms)
     bad = ops.logical_not(ops.isfinite(squares))
-    fault = ops.where(ops.any(bad), bad, squares >= ops.max(squares))
-    places = ops.convert_to_tensor(list(numbers), dtype="int32")
-    # Not `argmax`: among equals it may give any.
-    first = ops.min(ops.where(fault, places, places[-1]))
+    largest = ops.all(squares[:, None] >= squares[None, :], axis=1)
+    fault = ops.where(ops.any(bad), bad, largest)
+    # How many groups come before the first at fault. `argmax` may give any of several.
+    before = ops.sum(ops.cumprod(1 - ops.cast(fault, "int32")))
+    first = ops.take(ops.convert_to_tensor(list(numbers), dtype="int32"), before)
     return ops.isfinite(ops.sum(squares)), ops.cast(first, "int32")
 
 

@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_groupopt import finiteness
 from keras_groupopt.arguments import check_number
+from keras_groupopt.declaration import Declaration
 from keras_groupopt.parts import Parts
 
 Tensor = Any
@@ -17,6 +18,7 @@ Tensor = Any
 class RunningValues:
     """The part of `GroupedOptimizer` that reads and sets values of a run."""
 
+    _declaration: Declaration
     _parts: Parts | None
     _learning_rate: Any
     _iterations: Any
@@ -95,6 +97,11 @@ class RunningValues:
         return self._iterations
 
     @property
+    def on_nonfinite(self) -> str:
+        """What happens where gradients are not finite, as declared."""
+        return self._declaration.defaults.on_nonfinite
+
+    @property
     def skipped_steps(self) -> Any:
         """The steps, or micro-batches, skipped as gradients were not finite; an integer."""
         guard = None if self._parts is None else self._parts.guard
@@ -125,7 +132,7 @@ class RunningValues:
             FloatingPointError: If so; it names the first group at fault.
         """
         parts = self._parts
-        if parts is None or parts.guard is None or parts.plan.defaults.on_nonfinite != "raise":
+        if parts is None or parts.guard is None or self.on_nonfinite != "raise":
             return
         number = int(parts.guard.first)
         if number != finiteness.NONE:

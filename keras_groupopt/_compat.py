@@ -24,6 +24,7 @@ __all__ = [
     "is_readable",
     "layer_class_names",
     "layer_classes",
+    "layout_of",
     "note_shardings",
     "optimizer_map_of",
     "own_variables",
@@ -64,6 +65,14 @@ def callback_list_of(callback: keras.callbacks.Callback) -> Any:
             return owner
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def layout_of(variable: Any) -> Any:
+    """Returns how a variable is laid out over devices, or `None`.
+
+    `add_variable_from_reference` takes it over, but for slots of the variable's own dtype only.
+    """
+    return getattr(variable, "_layout", None)
 
 
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:

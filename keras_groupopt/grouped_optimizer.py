@@ -431,11 +431,12 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         parts.received = frozenset(positions)
         parts.received_in = self._declaration.train_function()
         with keras.name_scope(self.name):
-            routed = step.route(parts, grads, positions)
+            reach = parts.within_reach(positions)
+            routed = step.route(parts, grads, positions, reach)
             # What `flush` may need, without values that a trace leaves behind.
             parts.with_gradient = [list(indices) for indices in routed.indices]
             settings = self._settings(accumulation.check_samples(sample_count))
-            own = [parts.variables[position] for position in positions]
+            own = [parts.variables[position] for position in reach]
             step.step(parts, routed, settings, [*self.variables, *own])
         self._warn_of_missing(parts, routed.paths)
 
@@ -452,7 +453,10 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
             ValueError: If the optimizer is not built.
         """
         parts = self._built_parts("flush")
-        if parts.window is None or not int(parts.window.count):
+        if parts.window is None:
+            return False
+        parts.window.weighted = None
+        if not int(parts.window.count):
             return False
         variables = [*self.variables, *self._trainable_variables]
         step.flush(parts, parts.window, self._settings(None), variables)
@@ -571,7 +575,9 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         if self._parts is None:
             return
         if self.use_ema:
-            averaging.copy_into_weights(self.average_pairs())
+            ended = {id(variable) for variable in var_list}
+            pairs = [pair for pair in self.average_pairs() if id(pair[1]) in ended]
+            averaging.copy_into_weights(pairs)
         self.check_finite()
         if self._parts.received is None:
             return

@@ -97,7 +97,7 @@ class GroupParts:
             shape=reference.shape,
             initializer=_copy_of(reference) if copied else "zeros",
             dtype=wide_dtype(reference),
-            layout=getattr(reference, "_layout", None),
+            layout=_compat.layout_of(reference),
             name=name,
         )
         path = self.planned.variables[index].path
@@ -299,6 +299,31 @@ class Parts:
     def averages_in_weights(self) -> bool:
         """Whether the averages are in the weights' place."""
         return self.averages is not None and self.averages.in_weights
+
+    def within_reach(self, positions: Sequence[int]) -> list[int]:
+        """Returns the positions that came to a step, and those of variables that still train.
+
+        What a step did not bring may have a gradient from an earlier micro-batch, and its average
+        goes on. The value of a variable that was frozen later is not at hand in `fit` on JAX.
+
+        Args:
+            positions: Positions that came.
+        """
+        came = set(positions)
+        return [
+            position
+            for position, (number, _) in enumerate(self.places)
+            if position in came
+            or (
+                not self.groups[number].frozen
+                and getattr(self.variables[position], "trainable", True)
+            )
+        ]
+
+    @property
+    def accumulators(self) -> list[Any]:
+        """Every accumulator."""
+        return [a for group in self.groups for a in group.accumulators if a is not None]
 
     def average_pairs(self, indices: Sequence[Sequence[int]] | None = None) -> list[Pair]:
         """Returns averages and their variables.

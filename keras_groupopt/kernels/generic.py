@@ -32,8 +32,8 @@ def own(values: Sequence[Tensor]) -> list[Tensor]:
 
 
 def combine_repeated_rows(gradient: Tensor) -> Tensor:
-    """Returns a sparse gradient with each row once; a dense gradient as it is."""
-    return gradient
+    """Returns a sparse gradient with each row once; a dense gradient as a tensor."""
+    return gradient if ops.is_tensor(gradient) else ops.convert_to_tensor(gradient)
 
 
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:

@@ -132,8 +132,14 @@ def _without_statistics(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
 def _settle(parts: Parts, pairs: Mapping[str, str], iterations: Any) -> None:
     """Puts what follows from the state right: counters of rules, and whether anchors are known."""
     if parts.averages is not None:
-        parts.averages.settled = "@averages_made" in pairs
-        parts.averages.starts_late = not parts.averages.settled
+        if "@averages_made" in pairs:
+            parts.averages.settled = True
+        else:
+            parts.averages.restart(int(iterations))
+    if parts.window is not None:
+        parts.window.weighted = None
+        if "@micro_batches" not in pairs:
+            parts.window.reset(parts.accumulators)
     for group in parts.groups:
         if group.frozen:
             continue

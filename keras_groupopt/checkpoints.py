@@ -191,21 +191,18 @@ def _verify(name: str) -> bool:
             bad = archive.testzip()
         if bad is not None:
             raise ValueError(f"the checksum of {bad} in it differs")
-    found = None
-    arrays = []
+    found, wrong = None, []
     with _opened(name) as files:
         for file in files:
             place = _manifest_place(file)
             if place is not None:
                 found = state.read_manifest(_Group(file[place]))
-        for file in files if found is not None and "weights" in found else ():
-            arrays += _arrays(file)
-    if found is None:
-        return False
-    wrong = weights.differing(found.get("weights", {}), arrays)
+        if found is not None and "weights" in found:
+            arrays = (array for file in files for array in _arrays(file))
+            wrong = weights.differing(found["weights"], arrays)
     if wrong:
         raise ValueError(f"the checksum of a weight of kind {wrong[0]} in it differs")
-    return True
+    return found is not None
 
 
 @contextlib.contextmanager
@@ -246,15 +243,14 @@ def _is_manifest(name: str) -> bool:
     return name.endswith("/@manifest")
 
 
-def _arrays(file: h5py.File) -> list[Any]:
-    found: list[Any] = []
-
-    def add(name: str, item: Any) -> None:
+def _arrays(file: h5py.File) -> Iterator[np.ndarray]:
+    """Yields every array that is no optimizer's, one at a time: models are large."""
+    names: list[str] = []
+    file.visit(names.append)
+    for name in names:
+        item = file[name]
         if isinstance(item, h5py.Dataset) and not name.startswith("optimizer/"):
-            found.append(_array(item))
-
-    file.visititems(add)
-    return found
+            yield _array(item)
 
 
 def _array(dataset: h5py.Dataset) -> np.ndarray:

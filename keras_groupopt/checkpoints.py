@@ -71,11 +71,18 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if name.endswith(".npz"):
         with state.opened(name) as arrays:
             return state.read_manifest(arrays)
-    with _opened(name) as files:
-        for file in files:
-            found = _manifest_place(file)
-            if found is not None:
-                return state.read_manifest(_Group(file[found]))
+    try:
+        with _opened(name) as files:
+            for file in files:
+                found = _manifest_place(file)
+                if found is not None:
+                    return state.read_manifest(_Group(file[found]))
+    except Exception as error:  # a damaged file may make h5py and zipfile raise anything
+        if "optimizer state" in str(error):
+            raise
+        raise ValueError(
+            f"`path` must be a whole file. Received: path={name!r}: {error}"
+        ) from error
     raise ValueError(
         "`path` must hold the state of a GroupedOptimizer. Received: "
         f"path={name!r}, which holds none. Was the model compiled with one, and trained or built, "
@@ -209,12 +216,7 @@ def _verify(name: str) -> bool:
 def _opened(name: str) -> Iterator[list[h5py.File]]:
     """Opens the H5 files of a saved model."""
     with contextlib.ExitStack() as stack:
-        try:
-            yield [stack.enter_context(h5py.File(file, "r")) for file in _files(name, stack)]
-        except Exception as error:  # a damaged file may make h5py and zipfile raise anything
-            if "optimizer state" in str(error):
-                raise
-            raise ValueError(f"`path` must be a whole file. Received: {name!r}: {error}") from error
+        yield [stack.enter_context(h5py.File(file, "r")) for file in _files(name, stack)]
 
 
 def _files(name: str, stack: contextlib.ExitStack) -> list[Any]:
@@ -255,8 +257,8 @@ def _arrays(file: h5py.File) -> Iterator[np.ndarray]:
 
 def _array(dataset: h5py.Dataset) -> np.ndarray:
     # H5 has no bfloat16; Keras notes it beside the array.
-    dtype = dataset.attrs.get("dtype")
-    return np.asarray(dataset[()], dtype=np.dtype(dtype) if dtype == "bfloat16" else None)
+    low = dataset.attrs.get("dtype") == "bfloat16"
+    return np.array(dataset, dtype=np.dtype("bfloat16") if low else None)
 
 
 class _Group:

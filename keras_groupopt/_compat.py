@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from keras.src.backend.common import stateless_scope
 
 __all__ = [
     "built_variables",
+    "callback_list_of",
     "child_layers",
     "declared_learning_rate",
     "has_decay_exclusion",
@@ -22,6 +24,7 @@ __all__ = [
     "is_readable",
     "layer_class_names",
     "layer_classes",
+    "note_shardings",
     "optimizer_map_of",
     "own_variables",
     "register_variables",
@@ -45,6 +48,22 @@ def child_layers(layer: keras.Layer) -> list[keras.Layer]:
     # `layers` exists on models only; the tracker's list is what `Layer.weights` itself reads.
     layers += getattr(layer, "_layers", [])
     return list({id(child): child for child in layers if child is not layer}.values())
+
+
+def callback_list_of(callback: keras.callbacks.Callback) -> Any:
+    """Returns the list whose hook is calling `callback`, or `None`.
+
+    Keras gives a callback no way to know its neighbours.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, keras.callbacks.CallbackList) and any(
+            listed is callback for listed in owner.callbacks
+        ):
+            return owner
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
 
 
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:
@@ -207,6 +226,16 @@ def replace_built_variables(optimizer: Any, variables: Sequence[keras.Variable])
     optimizer._trainable_variables_indices.clear()
     build = functools.partial(keras.optimizers.Optimizer.build, optimizer)
     register_variables(optimizer, build, list(variables))
+
+
+def note_shardings(model: Any) -> None:
+    """Lets `fit` on JAX count the model's variables again.
+
+    Keras 3.10 does when `fit` begins, and looks each variable up in what it found.
+    """
+    note = getattr(model, "_record_training_state_sharding_spec", None)
+    if note is not None:
+        note()
 
 
 def is_purged(variable: keras.Variable) -> bool:

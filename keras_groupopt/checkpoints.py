@@ -90,6 +90,24 @@ def read_manifest(path: Path) -> dict[str, Any]:
     )
 
 
+def read_saved(path: Path) -> state.Saved | None:
+    """Returns the optimizer state in a file of a model, verified; `None` where there is none.
+
+    Args:
+        path: As for `load_weights`.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is another kind of file, or is damaged.
+    """
+    with _opened(_checked(path)) as files:
+        for file in files:
+            place = _manifest_place(file)
+            if place is not None:
+                return state.read(_Group(file[place]))
+    return None
+
+
 def load_weights(model: Any, path: Path, *, optimizer: bool = True) -> None:
     """Loads weights and optimizer state, or leaves everything bit-identical.
 

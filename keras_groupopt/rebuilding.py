@@ -87,15 +87,14 @@ class Rebuilding:
             parts.set_scalars(self._declaration.current)
             config.warn_about_variables(plan, variables)
             report = self._give_old_state(old, parts)
+            gone = _gone(self._variables[:tracked], old, parts)
         except BaseException:
             self._declaration = before
             for variable in self._variables[tracked:]:
                 _compat.untrack(self, variable)
             raise
-        present = {id(entry) for entry in parts.entries().values()}
-        for entry in [] if old is None else old.entries().values():
-            if id(entry) not in present:
-                _compat.untrack(self, entry)
+        for variable in gone:
+            _compat.untrack(self, variable)
         self._layout.stand_for(parts.digest)
         self._parts, self._declaration.pending = parts, None
         self._is_built = True
@@ -210,6 +209,12 @@ def _changed(before: Declaration, model: Any, groups: Any) -> Declaration:
     return declaration
 
 
+def _gone(tracked: Sequence[Any], old: Parts | None, new: Parts) -> list[Any]:
+    """Returns the variables of old parts."""
+    before, now = ({id(v) for v in p.entries().values()} if p else set() for p in (old, new))
+    return [v for v in tracked if id(v) in before and id(v) not in now]
+
+
 def _chain(model: Any) -> list[Any]:
     """Returns the model's optimizer and those inside it, from the outside in."""
     chain = []
@@ -233,6 +238,8 @@ def _around(model: Any, optimizer: Any) -> Sequence[Any]:
 
 def _forget_compiled(model: Any) -> None:
     """Makes compiled functions anew: they hold the variables they were compiled for."""
+    if getattr(model, "train_function", None) is not None:
+        _compat.note_shardings(model)
     for kind in _COMPILED:
         if getattr(model, f"{kind}_function", None) is not None:
             # Not only dropped: `fit`, in which this may run, does not make it again.

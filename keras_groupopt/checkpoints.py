@@ -39,7 +39,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
                         dtype), and "anchors" (their SHA-256, or None)
         declared        what was declared for each scalar: a number or a schedule's config
         state           per key: shape, dtype and CRC-32 of the array
-        weights         CRC-32s of the model's arrays, by dtype and shape, if the optimizer
+        weights         CRC-32s of the model's arrays, by shape, if the optimizer
                         had its model
         checksum        the CRC-32 of all this
 
@@ -226,7 +226,7 @@ def _verify(name: str) -> bool:
             arrays = (array for file in files for array in _arrays(file))
             wrong = weights.differing(found["weights"], arrays)
     if wrong:
-        raise ValueError(f"the checksum of a weight of kind {wrong[0]} in it differs")
+        raise ValueError(f"the checksum of a weight of shape {wrong[0]} in it differs")
     return found is not None
 
 

@@ -136,7 +136,7 @@ def test_a_flipped_bit_of_a_weight_is_found_where_the_optimizer_knew_its_model(t
     for weight in source.get_weights():
         if np.any(weight != weight.flat[0]):
             path.write_bytes(flipped(data, data.index(weight.tobytes()), 0))
-            with pytest.raises(ValueError, match="checksum of a weight of kind float32"):
+            with pytest.raises(ValueError, match="checksum of a weight of shape"):
                 kgo.load_weights(with_statistics(), path)
 
 
@@ -152,7 +152,7 @@ def test_weights_of_low_precision_are_verified_and_loaded(tmp_path):
     assert_state(model, state(source))
     kernel = np.asarray(source.get_weights()[0])
     path.write_bytes(flipped(data, data.index(kernel.tobytes()), 0))
-    with pytest.raises(ValueError, match="checksum of a weight of kind bfloat16"):
+    with pytest.raises(ValueError, match="checksum of a weight of shape"):
         kgo.load_weights(model, path)
 
 

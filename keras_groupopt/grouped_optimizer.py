@@ -437,7 +437,7 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
             parts.with_gradient = [list(indices) for indices in routed.indices]
             settings = self._settings(accumulation.check_samples(sample_count))
             own = [parts.variables[position] for position in reach]
-            step.step(parts, routed, settings, [*self.variables, *own])
+            step.step(parts, routed, settings, [*self.changing_variables, *own])
         self._warn_of_missing(parts, routed.paths)
 
     def flush(self) -> bool:
@@ -458,7 +458,7 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         parts.window.weighted = None
         if not int(parts.window.count):
             return False
-        variables = [*self.variables, *self._trainable_variables]
+        variables = [*self.changing_variables, *self._trainable_variables]
         step.flush(parts, parts.window, self._settings(None), variables)
         return True
 

@@ -19,6 +19,7 @@ class Persistence:
     _is_built: bool
     _iterations: Any
     _variables: list[Any]
+    _layout: Any
 
     @property
     def variables(self) -> list[Any]:
@@ -28,6 +29,11 @@ class Persistence:
             return self._variables[:]
         parts.capture_due(self._iterations)
         return self._variables[:] + parts.rule_variables
+
+    @property
+    def changing_variables(self) -> list[Any]:
+        """What a step may change of `variables`: all but the one that stands for the layout."""
+        return [variable for variable in self.variables if variable is not self._layout]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Sets `optimizer.variables`, in order.

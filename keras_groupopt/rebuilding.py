@@ -182,7 +182,8 @@ def _check_model(model: Any) -> None:
         raise ValueError(
             "`rebuild` must be called when the model has its values. Received: a model whose "
             f"values a compiled step holds ({wording.listing(held)}). In a callback take the model "
-            "from `self.model`, which gives them back, before you change it."
+            "from `self.model`, which gives them back, before you change it. After a `fit` that "
+            "failed, load the weights again."
         )
 
 

@@ -44,22 +44,29 @@ def frozen_backbone() -> keras.Model:
 # Unfreezing ------------------------------------------------------------------------------------
 
 
-def test_an_unfrozen_group_moves_at_its_ratio_of_the_schedule_now():
-    model = towers("backbone", "head")
-    model.get_layer("backbone").trainable = False
+def test_unfrozen_groups_move_at_their_ratios_of_the_schedule_now():
+    model = towers("backbone", "neck", "head")
+    for name in ("backbone", "neck"):
+        model.get_layer(name).trainable = False
     optimizer = grouped(model, rule="sgd", learning_rate=HALVED)
     train(model, optimizer, steps=5)
-    model.get_layer("backbone").trainable = True
-    optimizer.add_group(kgo.Group("backbone", "backbone", learning_rate_ratio=0.1))
+    model.get_layer("neck").trainable = model.get_layer("backbone").trainable = True
+    groups = [
+        kgo.Group("backbone", "backbone", learning_rate_ratio=0.1),
+        kgo.Group("neck", "neck", learning_rate_ratio=0.2),
+    ]
+    optimizer.rebuild(model, groups)
     before = weights(model)
     fit(model)
     after = weights(model)
-    assert before["backbone/kernel"] - after["backbone/kernel"] == pytest.approx(0.1 * 0.5)
-    assert before["head/kernel"] - after["head/kernel"] == pytest.approx(0.5)
+    moved = {path: before[path] - after[path] for path in after}
+    assert moved == pytest.approx(
+        {"backbone/kernel": 0.1 * 0.5, "neck/kernel": 0.2 * 0.5, "head/kernel": 0.5}
+    )
     assert int(optimizer.iterations) == 6
 
 
-@pytest.mark.parametrize("rule", ["adam", "radam", "nadam", kgo.rule("sgd", momentum=0.9)], ids=str)
+@pytest.mark.parametrize("rule", ["adam", "nadam"])
 def test_the_head_goes_on_as_if_nothing_had_been_unfrozen(rule):
     heads = []
     for unfreeze in (False, True):
@@ -205,9 +212,15 @@ def plain() -> keras.Sequential:
     return fill(keras.Sequential([keras.Input((4,)), *layers]))
 
 
-@pytest.mark.parametrize("bound", [True, False], ids=["model=", "bound later"])
 @pytest.mark.parametrize(
-    "change", [change_to_lora, change_to_unfrozen, change_to_longer], ids=lambda f: f.__name__
+    ("change", "bound"),
+    [
+        (change_to_lora, True),
+        (change_to_lora, False),
+        (change_to_unfrozen, True),
+        (change_to_longer, True),
+    ],
+    ids=["lora", "lora, bound later", "unfrozen", "longer"],
 )
 def test_a_changed_model_is_refused_in_the_same_words_and_goes_on_after_a_rebuild(change, bound):
     model = plain()
@@ -274,6 +287,22 @@ def test_a_new_head_starts_fresh_though_its_path_and_shape_are_those_of_the_old_
     assert int(optimizer.iterations) == 4
 
 
+def test_a_layer_keeps_its_state_when_another_takes_its_automatic_name():
+    inputs = keras.Input((4,))
+    old = keras.layers.Dense(4)
+    model = fill(keras.Model(inputs, old(inputs)))
+    optimizer = grouped(model, learning_rate=0.125)
+    model.compile(optimizer=optimizer, loss=mean_output)
+    model.fit(np.ones((2, 4)), np.zeros((2, 1)), verbose=0)
+    new = keras.Model(inputs, old(keras.layers.Dense(4)(inputs)))
+    kept = slots_of(optimizer, "dense/kernel")
+    report = optimizer.rebuild(new)
+    np.testing.assert_array_equal(slots_of(optimizer, "dense_1/kernel"), kept)
+    assert np.any(kept)
+    assert not np.any(slots_of(optimizer, "dense/kernel"))
+    assert "default/dense/kernel/momentums" in report.fresh
+
+
 def test_a_model_made_anew_keeps_state_by_path():
     model = fill(nested())
     optimizer = grouped(model, learning_rate=0.125)
@@ -323,6 +352,22 @@ def test_another_kind_of_anchor_counts_from_the_rebuild_on():
     train(model, optimizer, 0.0)
     given = {"a/kernel": np.full((1, 1), 3.0)}
     optimizer.rebuild(model, [kgo.Group("a", "a", anchor=given, **options)])
+    fit(model, 0.0)
+    assert weights(model) == {"a/kernel": 2.0}
+
+
+def test_anchors_that_a_config_does_not_hold_are_not_made_up():
+    model = towers("a", start=1.0)
+    given = {"a/kernel": np.full((1, 1), 3.0)}
+    group = kgo.Group("a", "a", weight_decay=0.5, exclude_from_decay=(), anchor=given)
+    model.compile(optimizer=grouped(model, [group], rule="sgd"), loss=mean_output)
+    loaded = kgo.GroupedOptimizer.from_config(model.optimizer.get_config())
+    model.compile(optimizer=loaded, loss=mean_output)
+    loaded.build(model.trainable_variables)
+    loaded.rebuild(model)
+    with pytest.raises(ValueError, match='anchors of group "a" are not known'):
+        loaded.apply([np.ones((1, 1), "float32")], model.trainable_variables)
+    loaded.rebuild(model, [group])
     fit(model, 0.0)
     assert weights(model) == {"a/kernel": 2.0}
 

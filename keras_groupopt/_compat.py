@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+from keras.src.backend.common import stateless_scope
 
 __all__ = [
     "built_variables",
@@ -17,16 +19,18 @@ __all__ = [
     "is_decayed",
     "is_keras_own",
     "is_purged",
+    "is_readable",
     "layer_class_names",
     "layer_classes",
     "note_shardings",
     "optimizer_map_of",
     "own_variables",
+    "register_variables",
     "replace_built_variables",
     "set_path",
     "skip_step",
+    "start_at_epoch",
     "track_all_state",
-    "track_variable",
     "untrack",
 ]
 
@@ -114,6 +118,29 @@ def has_decay_exclusion(optimizer: Any) -> bool:
     )
 
 
+def is_readable(variable: Any) -> bool:
+    """Whether a variable's own value can be read.
+
+    Not where it stands for a value that was passed in, nor while `fit` on JAX has it.
+    """
+    return not stateless_scope.in_stateless_scope() and not is_purged(variable)
+
+
+def register_variables(optimizer: Any, build: Any, variables: list[Any]) -> None:
+    """Lets Keras' `build` register the variables without averages and accumulators of its own.
+
+    It would make them from arguments that mean something else here.
+    """
+    own = vars(optimizer)
+    names = ("use_ema", "gradient_accumulation_steps")
+    declared = {name: own[name] for name in names}
+    own.update(dict.fromkeys(names))
+    try:
+        build(variables)
+    finally:
+        own.update(declared)
+
+
 def is_decayed(optimizer: Any, variable: keras.Variable) -> bool:
     """Whether an optimizer with a `weight_decay` decays a variable; its exclusions have no getter.
 
@@ -167,11 +194,6 @@ def track_all_state(optimizer: Any) -> None:
                 optimizer._track_variable(item)
 
 
-def track_variable(optimizer: Any, variable: keras.Variable) -> None:
-    """Puts a variable among an optimizer's own: `add_variable` makes plain ones only."""
-    optimizer._track_variable(variable)
-
-
 def untrack(optimizer: Any, variable: keras.Variable) -> None:
     """Takes a variable out of an optimizer's `variables`; Keras only ever adds to them."""
     optimizer._tracker.untrack(variable)
@@ -184,7 +206,8 @@ def replace_built_variables(optimizer: Any, variables: Sequence[keras.Variable])
     `LossScaleOptimizer`'s own would make its state anew. It adds to the places it knows.
     """
     optimizer._trainable_variables_indices.clear()
-    keras.optimizers.Optimizer.build(optimizer, list(variables))
+    build = functools.partial(keras.optimizers.Optimizer.build, optimizer)
+    register_variables(optimizer, build, list(variables))
 
 
 def note_shardings(model: Any) -> None:
@@ -200,3 +223,11 @@ def note_shardings(model: Any) -> None:
 def is_purged(variable: keras.Variable) -> bool:
     """Whether `fit` on JAX holds the variable's value at the moment; `value` then only fails."""
     return getattr(variable, "_value", variable) is None
+
+
+def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Lets the `fit` that has just begun start at `epoch`; at its argument's with `None`.
+
+    A callback gets `fit`'s arguments too late to change them; `fit` reads this once it began.
+    """
+    model._initial_epoch = epoch

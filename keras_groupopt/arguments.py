@@ -38,6 +38,22 @@ def check_number(name: str, value: Any, *, where: str, positive: bool = False) -
     return number
 
 
+def check_count(name: str, value: Any, least: int, *, where: str) -> int:
+    """Returns `value` as an int of at least `least`; accepts NumPy integers.
+
+    Raises:
+        TypeError: If it is no integer.
+        ValueError: If it is smaller.
+    """
+    rule = f"an integer >= {least}"
+    received = f"Received: {name}={value!r} in {where}."
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise TypeError(f"`{name}` must be {rule}. {received}")
+    if value < least:
+        raise ValueError(f"`{name}` must be {rule}. {received}")
+    return int(value)
+
+
 def check_scalar(name: str, value: Any, *, where: str) -> Any:
     """Returns `value` if it is a schedule, else as a checked float (`None` stays `None`)."""
     if value is None or is_schedule(value):

@@ -31,11 +31,20 @@ def scale_for(norm: Tensor, limit: float) -> Tensor:
     return ops.where(ops.isfinite(norm), scale, ops.full_like(scale, float("nan")))
 
 
-def clip_by_global_norm(gradients: Sequence[Tensor], limit: float) -> list[Tensor]:
-    """Scales all gradients by one factor so that their joint norm is at most `limit`."""
+def clip_by_global_norm(
+    gradients: Sequence[Tensor], limit: float, norm: Tensor | None = None
+) -> list[Tensor]:
+    """Scales all gradients by one factor so that their joint norm is at most `limit`.
+
+    Args:
+        gradients: The gradients.
+        limit: The limit.
+        norm: Their joint norm, where it is known.
+    """
     if not gradients:
         return []
-    norm = kernels.global_norm(gradients)
+    if norm is None:
+        norm = kernels.global_norm(gradients)
     return kernels.scale(gradients, scale_for(norm, limit))
 
 

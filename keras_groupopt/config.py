@@ -13,6 +13,7 @@ import numpy as np
 
 from keras_groupopt import selectors, wording
 from keras_groupopt.declaration import Declaration
+from keras_groupopt.ema import EMA, SWA, KerasEMA
 from keras_groupopt.groups import Anchor, Group
 from keras_groupopt.hyperparameters import (
     deserialize_scalar,
@@ -54,6 +55,12 @@ def to_config(optimizer: Any, declaration: Declaration, parts: Parts | None) -> 
         "exclude_from_decay": _selector_config(defaults.exclude_from_decay, catalog),
         "global_clipnorm": defaults.global_clipnorm,
         **{name: getattr(defaults, name) for name in _PLAIN},
+        "gradient_accumulation_steps": defaults.gradient_accumulation_steps,
+        "ema": _average_config(defaults.ema),
+        "on_nonfinite": defaults.on_nonfinite,
+        "use_ema": optimizer.use_ema,
+        "ema_momentum": serialize_scalar(optimizer.ema_momentum, "ema_momentum"),
+        "ema_overwrite_frequency": optimizer.ema_overwrite_frequency,
         "unclaimed": defaults.unclaimed,
         "overlap": defaults.overlap,
         "loss_scale_factor": optimizer.loss_scale_factor,
@@ -134,8 +141,9 @@ def from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     rest = {name: arguments.pop(name, None) for name in ("current", "plan", "plan_is_provisional")}
     arguments["groups"] = [_group_from_config(group) for group in arguments["groups"]]
     arguments["rule"] = deserialize_rule(arguments["rule"])
-    for name in ("learning_rate", "weight_decay"):
+    for name in ("learning_rate", "weight_decay", "ema_momentum"):
         arguments[name] = deserialize_scalar(arguments[name], name)
+    arguments["ema"] = _average_from_config(arguments["ema"])
     arguments["anchor"] = _anchor_from_config(arguments["anchor"])
     arguments["exclude_from_decay"] = _selector_from_config(arguments["exclude_from_decay"])
     return arguments, rest
@@ -193,6 +201,26 @@ def _anchor_from_config(kind: str | None) -> Anchor | None:
     return None if kind is None else Anchor(kind)
 
 
+def _average_config(average: Any) -> dict[str, Any] | None:
+    if not isinstance(average, (EMA, SWA)):
+        # Keras' `use_ema` has keys of its own.
+        return None
+    fields = {name: getattr(average, name) for name in average.__dataclass_fields__}
+    if "momentum" in fields:
+        fields["momentum"] = serialize_scalar(fields["momentum"], "the momentum of EMA")
+    return {"kind": type(average).__name__, **fields}
+
+
+def _average_from_config(config: Mapping[str, Any] | None) -> Any:
+    if config is None:
+        return None
+    fields = dict(config)
+    kind = fields.pop("kind")
+    if "momentum" in fields:
+        fields["momentum"] = deserialize_scalar(fields["momentum"], "the momentum of EMA")
+    return {"EMA": EMA, "SWA": SWA}[kind](**fields)
+
+
 def _selector_config(selector: Any, catalog: Any) -> Any:
     if isinstance(selector, Selector):
         return selector.get_config(catalog)
@@ -207,6 +235,8 @@ def declared_scalars(plan: Plan) -> dict[str, Any]:
     """Returns what was declared for each scalar that state holds, by the state's key."""
     defaults = plan.defaults
     declared = {"@learning_rate": declared_as(defaults.learning_rate)}
+    if isinstance(defaults.ema, (EMA, KerasEMA)):
+        declared["@ema_momentum"] = declared_as(defaults.ema.momentum)
     for planned in plan.groups:
         group = planned.group
         if not group.frozen:

@@ -10,10 +10,25 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt import config, kernels, memory, resolve, state, step, walk, wording
+from keras_groupopt import (
+    _compat,
+    accumulation,
+    averaging,
+    config,
+    finiteness,
+    kernels,
+    memory,
+    resolve,
+    state,
+    step,
+    walk,
+    wording,
+)
 from keras_groupopt import plan as planning
+from keras_groupopt.accumulation import check_steps
 from keras_groupopt.arguments import check_clipping, check_number, check_scalar
 from keras_groupopt.declaration import Declaration, check_base, check_choice, check_default_rule
+from keras_groupopt.ema import Average, as_average
 from keras_groupopt.groups import as_anchor, as_exclusion, as_groups, as_rule
 from keras_groupopt.parts import Parts, overwritten_by_gradient
 from keras_groupopt.persistence import Persistence
@@ -28,10 +43,12 @@ Tensor = Any
 _FIXED = (
     "clipnorm",
     "clipvalue",
+    "ema",
     "ema_momentum",
     "ema_overwrite_frequency",
     "global_clipnorm",
     "gradient_accumulation_steps",
+    "on_nonfinite",
     "use_ema",
     "weight_decay",
 )
@@ -43,15 +60,18 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
 
     At optimizer step `t`, for a variable `w` with gradient `g` in group `G`:
 
+        g ← mean of g over `gradient_accumulation_steps` micro-batches
         g ← clip of G, then g · min(1, global_clipnorm / ‖all g‖)
         η ← learning_rate(t) · learning_rate_ratio_G(t)
         w ← w − η · weight_decay_G(t) · (w − anchor)      where G decays and w is not excluded
         w ← w − update of the rule of G at rate η
         w ← constraint(w)
+        average ← β · average + (1 − β) · w
 
     The norm is over all groups, in float32, without frozen groups and missing gradients. A
-    variable without a gradient neither moves nor decays. A norm that is not finite makes every
-    weight NaN, which shows.
+    variable without a gradient neither moves nor decays. Where a gradient is not finite, no group
+    moves and `skipped_steps` counts. Schedules, averages and `iterations` count optimizer steps,
+    not micro-batches.
 
     Args:
         groups: A list of `Group`, or a dict from name to `Group` or selector.
@@ -69,6 +89,20 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         global_clipnorm: Limit of the gradient norm over all groups.
         clipnorm: Limit of each variable's gradient norm, in groups without clipping.
         clipvalue: Limit of each gradient element, in groups without clipping.
+        gradient_accumulation_steps: Micro-batches per optimizer step, at least 2; `None` for
+            none. Their gradients are averaged in float32 before anything else sees them. A window
+            open at the end of an epoch carries over; `kgo.FlushAccumulation` closes it instead.
+        ema: An average of the weights over optimizer steps: `kgo.EMA(...)` or `kgo.SWA(...)`.
+            `fit` leaves the weights themselves alone.
+        on_nonfinite: What happens where gradients are not finite (inf, NaN, or a norm beyond
+            float32): `"skip"` leaves all state as it is and counts in `skipped_steps`; `"raise"`
+            does so too and raises, in a compiled step when `fit` ends (`GroupLogger`: when the
+            batch ends); `"propagate"` does not look.
+        use_ema: Keras' averages: as `ema=kgo.EMA(ema_momentum)`, but the first average is the
+            weights after the first step, and `fit` ends by writing the averages into the weights.
+        ema_momentum: The momentum for `use_ema`, in [0, 1).
+        ema_overwrite_frequency: With `use_ema`, optimizer steps between writing the averages into
+            the weights; `None` for at the end of `fit` only.
         unclaimed: What happens to variables that no group claims: `"default"` (they form the
             group of that name), `"freeze"`, or `"error"`.
         overlap: What happens to variables that two groups claim: `"error"`, `"first"` or
@@ -108,6 +142,12 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         global_clipnorm: float | None = None,
         clipnorm: float | None = None,
         clipvalue: float | None = None,
+        gradient_accumulation_steps: int | None = None,
+        ema: Average | None = None,
+        on_nonfinite: str = "skip",
+        use_ema: bool = False,
+        ema_momentum: float = 0.99,
+        ema_overwrite_frequency: int | None = None,
         unclaimed: str = "default",
         overlap: str = "error",
         loss_scale_factor: float | None = None,
@@ -121,11 +161,17 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
                 "loss_scale_factor", loss_scale_factor, where=where, positive=True
             )
         super().__init__(learning_rate=base, loss_scale_factor=loss_scale_factor, name=name)
+        self._layout = state.protect_early(self)
         registry.check_instances_differ(declared)
         lifted = tuple(registry.lift_instance(group) for group in declared)
         limits = check_clipping(clipnorm, global_clipnorm, clipvalue, where=where)
         self.clipnorm, self.global_clipnorm, self.clipvalue = limits
         self.weight_decay = check_scalar("weight_decay", weight_decay, where=where)
+        self.use_ema, self.ema_momentum = bool(use_ema), ema_momentum
+        self.ema_overwrite_frequency = ema_overwrite_frequency
+        self.ema, self.on_nonfinite = ema, on_nonfinite
+        average = as_average(ema, use_ema, ema_momentum, ema_overwrite_frequency)
+        self.gradient_accumulation_steps = check_steps(gradient_accumulation_steps, where)
         defaults = planning.Defaults(
             learning_rate=base,
             rule=check_default_rule(as_rule(rule, where=where)),
@@ -135,6 +181,9 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
             clipnorm=self.clipnorm,
             clipvalue=self.clipvalue,
             global_clipnorm=self.global_clipnorm,
+            gradient_accumulation_steps=self.gradient_accumulation_steps,
+            ema=average,
+            on_nonfinite=check_choice("on_nonfinite", on_nonfinite, finiteness.POLICIES),
             unclaimed=check_choice("unclaimed", unclaimed, ("default", "freeze", "error")),
             overlap=check_choice("overlap", overlap, ("error", "first", "last")),
         )
@@ -308,8 +357,9 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         self._say_if_changed(plan)
         parts = self._make_parts(plan, variables)
         config.warn_about_variables(plan, variables)
-        super().build(variables)
+        _compat.register_variables(self, super().build, variables)
         parts.set_scalars(self._declaration.current)
+        self._layout.stand_for(parts.digest)
         self._parts = parts
 
     def _make_parts(self, plan: planning.Plan, variables: list[Any]) -> Parts:
@@ -319,8 +369,8 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
             if planned.group.rule is not None:
                 registry.claim_instance(planned.group.rule, self, planned.group.where)
         parts.make_variables(self)
+        parts.digest = state.protect(self, parts)
         parts.plan = planning.with_state_bytes(plan, parts.state_bytes())
-        state.protect(self, parts)
         return parts
 
     def _say_if_changed(self, plan: planning.Plan) -> None:
@@ -336,16 +386,22 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
     # Step ---------------------------------------------------------------------------------------
 
     def apply(
-        self, grads: Sequence[Tensor], trainable_variables: Sequence[Any] | None = None
+        self,
+        grads: Sequence[Tensor],
+        trainable_variables: Sequence[Any] | None = None,
+        sample_count: Any = None,
     ) -> None:
-        """Does one optimizer step.
+        """Does one optimizer step, or takes in one micro-batch where gradients are accumulated.
 
         Args:
             grads: One gradient per variable, of its shape; `None` where there is none.
             trainable_variables: Their variables. The first call builds the optimizer with them;
                 later calls may leave some out. Default: all variables it was built with.
+            sample_count: The samples (or tokens) that `grads` is the mean over, a number or a
+                scalar tensor. With it, micro-batches of different sizes weigh as in one batch.
 
         Raises:
+            FloatingPointError: With `on_nonfinite="raise"`, where the step is not compiled.
             ValueError: If a variable is unknown, counts differ, or every gradient is `None`.
         """
         grads = list(grads)
@@ -371,12 +427,36 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         positions = self._positions(variables)
         kernels.check_replicas()
         parts = self._built_parts("apply")
-        parts.capture_due_anchors()
+        parts.capture_due(self._iterations, stepping=True)
         parts.received = frozenset(positions)
         parts.received_in = self._declaration.train_function()
         with keras.name_scope(self.name):
-            self._apply(parts, grads, positions)
-        self._iterations.assign_add(1)
+            routed = step.route(parts, grads, positions)
+            # What `flush` may need, without values that a trace leaves behind.
+            parts.with_gradient = [list(indices) for indices in routed.indices]
+            settings = self._settings(accumulation.check_samples(sample_count))
+            own = [parts.variables[position] for position in positions]
+            step.step(parts, routed, settings, [*self.variables, *own])
+        self._warn_of_missing(parts, routed.paths)
+
+    def flush(self) -> bool:
+        """Does the optimizer step of a window of micro-batches that is not full, if there is one.
+
+        The mean is over the micro-batches that came. Call it outside a compiled step, as
+        `kgo.FlushAccumulation` does at the end of each epoch.
+
+        Returns:
+            Whether there was a step to do.
+
+        Raises:
+            ValueError: If the optimizer is not built.
+        """
+        parts = self._built_parts("flush")
+        if parts.window is None or not int(parts.window.count):
+            return False
+        variables = [*self.variables, *self._trainable_variables]
+        step.flush(parts, parts.window, self._settings(None), variables)
+        return True
 
     def _positions(self, variables: Sequence[Any]) -> list[int]:
         known = self._trainable_variables_indices
@@ -406,29 +486,33 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
                     return info.path
         return str(getattr(variable, "path", variable.name))
 
-    def _apply(self, parts: Parts, grads: list[Tensor], positions: list[int]) -> None:
-        missing = step.joint_step(
-            parts,
-            grads,
-            positions,
-            base=ops.cast(self.learning_rate, "float32"),
-            at=ops.convert_to_tensor(self._iterations),
+    def _settings(self, sample_count: Tensor | None) -> step.Settings:
+        return step.Settings(
+            base=lambda: ops.cast(self.learning_rate, "float32"),
+            iterations=self._iterations,
             global_clipnorm=self.global_clipnorm,
             loss_scale_factor=self.loss_scale_factor,
+            on_nonfinite=self._declaration.defaults.on_nonfinite,
+            sample_count=sample_count,
         )
-        if missing and tuple(missing) not in parts.warned:
-            parts.warned.add(tuple(missing))
-            warnings.warn(
-                f"No gradient for {wording.listing(missing)}: "
-                "these variables neither move nor decay.",
-                stacklevel=3,
-            )
+
+    def _warn_of_missing(self, parts: Parts, missing: list[str]) -> None:
+        if not missing or tuple(missing) in parts.warned:
+            return
+        parts.warned.add(tuple(missing))
+        whole = "" if parts.window is None else " where none comes in the whole window"
+        warnings.warn(
+            f"No gradient for {wording.listing(missing)}: "
+            f"these variables neither move nor decay{whole}.",
+            stacklevel=3,
+        )
 
     def stateless_apply(
         self,
         optimizer_variables: Sequence[Tensor],
         grads: Sequence[Tensor],
         trainable_variables: Sequence[Tensor],
+        sample_count: Any = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Does one step on values instead of variables (JAX and torch).
 
@@ -437,6 +521,7 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
             grads: One gradient per value of `trainable_variables`.
             trainable_variables: Values of the variables the optimizer was built with, in order,
                 without those whose `trainable` is now `False`.
+            sample_count: As in `apply`.
 
         Returns:
             The new values of `trainable_variables` and of `optimizer_variables`.
@@ -468,19 +553,27 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
             *zip(own, kernels.own(optimizer_variables), strict=True),
         ]
         with keras.StatelessScope(state_mapping=mapping) as scope:
-            self.apply(grads, variables)
+            self.apply(grads, variables, sample_count)
         return (
             [scope.get_current_value(variable) for variable in variables],
             [scope.get_current_value(variable) for variable in own],
         )
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
-        """Says, at the end of `fit`, when the compiled step trained other variables than now.
+        """Says, at the end of `fit`, what the compiled step could not; does what `use_ema` asks.
 
         Args:
             var_list: The model's trainable variables now.
+
+        Raises:
+            FloatingPointError: With `on_nonfinite="raise"`, if a compiled step was skipped.
         """
-        if self._parts is None or self._parts.received is None:
+        if self._parts is None:
+            return
+        if self.use_ema:
+            averaging.copy_into_weights(self._parts.average_pairs())
+        self.check_finite()
+        if self._parts.received is None:
             return
         received = self._parts.received
         now = frozenset(self._positions(list(var_list)))

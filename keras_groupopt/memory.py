@@ -33,12 +33,20 @@ def estimate(plan: Plan) -> dict[int, int]:
         plan: A resolved plan.
     """
     sizes = {}
+    defaults = plan.defaults
+    wide = (defaults.ema is not None) + (defaults.gradient_accumulation_steps is not None)
     for planned in plan.groups:
         known: dict[tuple[Any, ...], list[tuple[list[int], str]]] = {}
         for variable in planned.variables:
-            anchor = bytes_of(variable.shape, variable.dtype) if variable.anchored else 0
-            sizes[variable.position] = anchor + _slot_bytes(planned, variable, known)
+            beside = bytes_of(variable.shape, variable.dtype) if variable.anchored else 0
+            if not planned.group.frozen:
+                beside += wide * bytes_of(variable.shape, _wider(variable.dtype))
+            sizes[variable.position] = beside + _slot_bytes(planned, variable, known)
     return sizes
+
+
+def _wider(dtype: str) -> str:
+    return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
 def _slot_bytes(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from keras_groupopt import _compat, anchors, clipping, decay, kernels, slots
+from keras_groupopt.accumulation import Window
+from keras_groupopt.averaging import Averages, Pair, wide_dtype
+from keras_groupopt.finiteness import Guard
 from keras_groupopt.hyperparameters import Scalar
 from keras_groupopt.memory import bytes_of
 from keras_groupopt.naming import plain_names
@@ -45,6 +48,8 @@ class GroupParts:
         self.rule: Any = None
         self.scalars: dict[str, Scalar] = {}
         self.anchors: list[Any] = [None] * len(self.variables)
+        self.averages: list[Any] = [None] * len(self.variables)
+        self.accumulators: list[Any] = [None] * len(self.variables)
         # Anchors given as arrays are not in a config: until state is loaded they are unknown.
         self.anchors_unknown = False
         if self.frozen:
@@ -56,8 +61,14 @@ class GroupParts:
         self._build_rule()
         self._given = self._given_anchors(plan, model)
 
-    def make_variables(self, optimizer: Any) -> None:
-        """Makes the group's scalars and anchors, owned by the outer optimizer."""
+    def make_variables(self, optimizer: Any, averaged: bool, accumulated: bool) -> None:
+        """Makes the group's scalars, anchors, averages and accumulators.
+
+        Args:
+            optimizer: The outer optimizer, which owns them.
+            averaged: Whether weights are averaged.
+            accumulated: Whether gradients are accumulated.
+        """
         if self.frozen:
             return
         group = self.planned.group
@@ -72,6 +83,26 @@ class GroupParts:
                     name="anchor",
                     initializer=_copy_of(self._given.pop(planned.position, variable)),
                 )
+        for index, variable in enumerate(self.variables):
+            written = overwritten_by_gradient(variable)
+            if averaged and not written:
+                self.averages[index] = self._add_beside(optimizer, index, "average", True)
+            if accumulated:
+                self.accumulators[index] = self._add_beside(optimizer, index, "accumulator", False)
+
+    def _add_beside(self, optimizer: Any, index: int, name: str, copied: bool) -> Any:
+        """Makes a variable of the shape and layout of a weight, and of at least float32."""
+        reference = self.variables[index]
+        variable = optimizer.add_variable(
+            shape=reference.shape,
+            initializer=_copy_of(reference) if copied else "zeros",
+            dtype=wide_dtype(reference),
+            layout=getattr(reference, "_layout", None),
+            name=name,
+        )
+        path = self.planned.variables[index].path
+        _compat.set_path(variable, f"{self._prefix}/{path}/{name}")
+        return variable
 
     def _add_scalar(self, name: str, declared: Any, optimizer: Any) -> None:
         scalar = Scalar(name, declared, self.planned.group.where)
@@ -90,6 +121,7 @@ class GroupParts:
             if not variable.path.startswith(f"{self._prefix}/"):
                 _compat.set_path(variable, f"{self._prefix}/{self.slots[id(variable)][1]}")
         self.ruled = ruled
+        self._ruled_places = {id(variable): place for place, variable in enumerate(ruled)}
 
     def _given_anchors(self, plan: Plan, model: Any) -> dict[int, np.ndarray]:
         anchor = self.planned.group.anchor
@@ -106,12 +138,15 @@ class GroupParts:
         anchor = self.planned.group.anchor
         return anchor is not None and anchor.kind == "initial"
 
-    def capture_anchors(self) -> None:
-        """Takes the present weights as the anchors."""
-        for variable, anchor in zip(self.variables, self.anchors, strict=True):
-            if anchor is not None:
+    def capture_anchors(self, only: Collection[str] | None = None) -> None:
+        """Takes the present weights as the anchors, of the paths in `only` or of all."""
+        for index, planned in enumerate(self.planned.variables):
+            anchor = self.anchors[index]
+            if anchor is not None and (only is None or planned.path in only):
+                variable = self.variables[index]
                 anchor.assign(keras.ops.copy(keras.ops.convert_to_tensor(variable)))
-        self.anchors_unknown = False
+        if only is None:
+            self.anchors_unknown = False
 
     def drift(self) -> Tensor:
         """Returns `‖w − a‖` over the anchored variables, a float32 scalar."""
@@ -121,6 +156,12 @@ class GroupParts:
             if a is not None
         ]
         return keras.ops.stop_gradient(keras.ops.sqrt(keras.ops.sum(keras.ops.stack(squares))))
+
+    def state_at(self, index: int) -> list[Any]:
+        """Returns a variable, and the rule's state that belongs to it alone."""
+        place = self._ruled_places.get(id(self.variables[index]))
+        slots = [v for v in self.rule.variables if self.slots[id(v)][0] == place]
+        return [self.variables[index], *(slots if place is not None else ())]
 
     def rate(self, base: Tensor, step: Tensor) -> Tensor:
         """Returns the group's rate at `step`, a float32 scalar."""
@@ -159,6 +200,12 @@ class GroupParts:
                     self._rate,
                     self.scalars["weight_decay"].at(step),
                 )
+            if self.accumulators[indices[0]] is not None:
+                # Means are wider than weights of low precision, which not every rule expects.
+                gradients = [
+                    keras.ops.cast(gradient, variable.dtype)
+                    for gradient, variable in zip(gradients, variables, strict=True)
+                ]
             self.rule.apply(gradients, variables)
         finally:
             # A traced value must not outlive its trace.
@@ -193,6 +240,10 @@ class GroupParts:
         for planned, anchor in zip(self.planned.variables, self.anchors, strict=True):
             if anchor is not None:
                 found[f"{self.name}/{planned.path}/@anchor"] = anchor
+        for name, own in (("@average", self.averages), ("@accumulator", self.accumulators)):
+            for planned, variable in zip(self.planned.variables, own, strict=True):
+                if variable is not None:
+                    found[f"{self.name}/{planned.path}/{name}"] = variable
         return found
 
 
@@ -205,6 +256,11 @@ class Parts:
 
     def __init__(self, plan: Plan, variables: Sequence[Any], model: Any) -> None:
         self.plan = plan
+        defaults = plan.defaults
+        steps = defaults.gradient_accumulation_steps
+        self.window = None if steps is None else Window(steps)
+        self.averages = None if defaults.ema is None else Averages(defaults.ema)
+        self.guard = None if defaults.on_nonfinite == "propagate" else Guard()
         self.variables = list(variables)
         prefixes = plain_names(planned.name for planned in plan.groups)
         self.groups = [
@@ -217,19 +273,41 @@ class Parts:
         for number, planned in enumerate(plan.groups):
             for index, variable in enumerate(planned.variables):
                 self.places[variable.position] = (number, index)
+        # Stands for the layout where values come without names.
+        self.digest = 0
         # Weights without optimizer state were loaded before the first step: they are the anchors,
         # but other layers may still be loading.
         self.anchors_are_due = False
+        # Of state that was matched by path, these paths had no anchor: the same holds for them.
+        self.due_anchors: frozenset[str] = frozenset()
         # Positions whose gradients the last traced or eager step received.
         self.received: frozenset[int] | None = None
+        # Per group, the places of variables that the last step brought gradients for.
+        self.with_gradient: list[list[int]] | None = None
         # The model's training function at that step, held weakly; `None` in a loop of one's own.
         self.received_in: Any = None
         self.warned: set[tuple[str, ...]] = set()
 
     def make_variables(self, optimizer: Any) -> None:
         """Makes what the outer optimizer owns, once nothing can fail any more."""
+        for own in (self.guard, self.window, self.averages):
+            if own is not None:
+                own.make_variables(optimizer)
         for group in self.groups:
-            group.make_variables(optimizer)
+            group.make_variables(optimizer, self.averages is not None, self.window is not None)
+
+    def average_pairs(self, indices: Sequence[Sequence[int]] | None = None) -> list[Pair]:
+        """Returns averages and their variables.
+
+        Args:
+            indices: Per group, the places of variables in it; default all.
+        """
+        return [
+            (group.averages[index], group.variables[index])
+            for number, group in enumerate(self.groups)
+            for index in (range(len(group.averages)) if indices is None else indices[number])
+            if group.averages[index] is not None
+        ]
 
     def set_scalars(self, current: Mapping[tuple[str, str], float]) -> None:
         """Sets numbers by group and name, where they are still declared as numbers."""
@@ -243,14 +321,22 @@ class Parts:
         self.plan[name]
         return next(group for group in self.groups if group.name == name)
 
-    def capture_due_anchors(self) -> None:
-        """Takes the initial anchors again where weights were loaded after the build."""
-        if self.anchors_are_due:
-            self.anchors_are_due = False
+    def capture_due(self, iterations: Any, stepping: bool = False) -> None:
+        """Takes initial anchors and averages again where weights came after the build.
+
+        Args:
+            iterations: The optimizer's step counter.
+            stepping: Whether an optimizer step follows.
+        """
+        if self.averages is not None:
+            self.averages.start(self.average_pairs(), iterations, stepping)
+        if self.anchors_are_due or self.due_anchors:
+            only = None if self.anchors_are_due else self.due_anchors
+            self.anchors_are_due, self.due_anchors = False, frozenset()
             with kernels.outside_compiled_step():
                 for group in self.groups:
                     if group.starts_at_initial:
-                        group.capture_anchors()
+                        group.capture_anchors(only)
 
     @property
     def rule_variables(self) -> list[Any]:
@@ -258,8 +344,22 @@ class Parts:
         return [variable for group in self.groups for variable in group.rule_variables]
 
     def entries(self) -> dict[str, Any]:
-        """Returns all groups' state to save, by key."""
-        return {key: v for group in self.groups for key, v in group.entries().items()}
+        """Returns all state to save beside the step and the base rate, by key."""
+        found: dict[str, Any] = {}
+        if self.guard is not None:
+            found["@skipped_steps"] = self.guard.skipped
+            found["@first_nonfinite_group"] = self.guard.first
+        if self.window is not None:
+            found["@micro_batches"] = self.window.count
+            found["@accumulated_weight"] = self.window.weight
+        if self.averages is not None:
+            found["@averages_made"] = self.averages.made
+            momentum = self.averages.momentum
+            if momentum is not None and momentum.variable is not None:
+                found["@ema_momentum"] = momentum.variable
+        for group in self.groups:
+            found.update(group.entries())
+        return found
 
     @property
     def paths(self) -> dict[int, str]:
@@ -283,9 +383,10 @@ class Parts:
                     sizes[positions[id(group.ruled[index])]] += bytes_of(
                         variable.shape, variable.dtype
                     )
-            for planned, anchor in zip(group.planned.variables, group.anchors, strict=True):
-                if anchor is not None:
-                    sizes[planned.position] += bytes_of(anchor.shape, anchor.dtype)
+            for own in (group.anchors, group.averages, group.accumulators):
+                for planned, beside in zip(group.planned.variables, own, strict=True):
+                    if beside is not None:
+                        sizes[planned.position] += bytes_of(beside.shape, beside.dtype)
         return sizes
 
 

@@ -26,7 +26,7 @@ class Persistence:
         parts = getattr(self, "_parts", None)
         if parts is None:
             return self._variables[:]
-        parts.capture_due_anchors()
+        parts.capture_due(self._iterations)
         return self._variables[:] + parts.rule_variables
 
     def set_weights(self, weights: Sequence[Any]) -> None:
@@ -59,7 +59,7 @@ class Persistence:
             waiting = state.as_pending(self, pending[0])
             state.write(store, waiting.manifest, waiting.values)
         elif self._parts is not None:
-            self._parts.capture_due_anchors()
+            self._parts.capture_due(self._iterations)
             entries = state.entries_of(self, self._parts)
             layout = state.manifest_of(entries, self._parts.plan)
             model = self._declaration.live_model(required=False)
@@ -183,13 +183,13 @@ def remember(optimizer: Any) -> Callable[[], None]:
     """Returns a function that puts back what loading changes beside the variables."""
     declaration, parts = optimizer._declaration, optimizer._parts
     pending = declaration.pending
-    due = parts is not None and parts.anchors_are_due
+    due = None if parts is None else (parts.anchors_are_due, parts.due_anchors)
     unknown = [] if parts is None else [group.anchors_unknown for group in parts.groups]
 
     def put_back() -> None:
         declaration.pending = pending
-        if parts is not None:
-            parts.anchors_are_due = due
+        if parts is not None and due is not None:
+            parts.anchors_are_due, parts.due_anchors = due
             for group, value in zip(parts.groups, unknown, strict=True):
                 group.anchors_unknown = value
 

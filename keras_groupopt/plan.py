@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_groupopt.arguments import is_schedule
+from keras_groupopt.ema import Average
+from keras_groupopt.ema import describe as describe_average
 from keras_groupopt.groups import Anchor, Group
 from keras_groupopt.selectors import Selector
 from keras_groupopt.views import compare as compare_view
@@ -29,6 +31,9 @@ class Defaults:
     clipnorm: float | None = None
     clipvalue: float | None = None
     global_clipnorm: float | None = None
+    gradient_accumulation_steps: int | None = None
+    ema: Average | None = None
+    on_nonfinite: str = "skip"
     unclaimed: str = "default"
     overlap: str = "error"
 
@@ -140,6 +145,9 @@ class Plan:
             "options": {
                 "learning_rate": describe_scalar(defaults.learning_rate),
                 "global_clipnorm": defaults.global_clipnorm,
+                "gradient_accumulation_steps": defaults.gradient_accumulation_steps,
+                "ema": describe_average(defaults.ema),
+                "on_nonfinite": defaults.on_nonfinite,
                 "unclaimed": defaults.unclaimed,
                 "overlap": defaults.overlap,
             },

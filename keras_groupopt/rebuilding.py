@@ -29,8 +29,10 @@ class Rebuilding:
     _parts: Parts | None
     _variables: list[Any]
     _is_built: bool
+    _layout: Any
     _resolve: Any
     _make_parts: Any
+    iterations: Any
 
     def rebuild(self, model: Any, groups: Any = None) -> state.Report:
         """Resolves the plan again for a model that changed, and keeps the state of what stays.
@@ -85,14 +87,16 @@ class Rebuilding:
             parts.set_scalars(self._declaration.current)
             config.warn_about_variables(plan, variables)
             report = self._give_old_state(old, parts)
-            gone = _gone(self._variables[:tracked], old, parts)
         except BaseException:
             self._declaration = before
             for variable in self._variables[tracked:]:
                 _compat.untrack(self, variable)
             raise
-        for variable in gone:
-            _compat.untrack(self, variable)
+        present = {id(entry) for entry in parts.entries().values()}
+        for entry in [] if old is None else old.entries().values():
+            if id(entry) not in present:
+                _compat.untrack(self, entry)
+        self._layout.stand_for(parts.digest)
         self._parts, self._declaration.pending = parts, None
         self._is_built = True
         for optimizer in [self, *_around(model, self)]:
@@ -112,7 +116,7 @@ class Rebuilding:
         if old is None:
             terms.report.fresh += state.entries_of(self, parts)
             return terms.report
-        old.capture_due_anchors()
+        old.capture_due(self.iterations)
         entries = state.entries_of(self, old)
         saved = state.Saved(state.manifest_of(entries, old.plan), entries)
         saved, left_out = carried(saved, old, parts.paths, parts.plan)
@@ -205,16 +209,6 @@ def _changed(before: Declaration, model: Any, groups: Any) -> Declaration:
         resolve.check_declared(declaration.groups, declaration.defaults)
         config.warn_unserializable(declaration.groups, declaration.defaults)
     return declaration
-
-
-def _gone(tracked: Sequence[Any], old: Parts | None, new: Parts) -> list[Any]:
-    """Returns the variables of old parts, and what stood for their layout."""
-    before, now = ({id(v) for v in p.entries().values()} if p else set() for p in (old, new))
-    return [
-        v
-        for v in tracked
-        if isinstance(v, state.LayoutVariable) or (id(v) in before and id(v) not in now)
-    ]
 
 
 def _chain(model: Any) -> list[Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_groupopt import finiteness
 from keras_groupopt.arguments import check_number
 from keras_groupopt.parts import Parts
 
@@ -88,6 +89,73 @@ class RunningValues:
             )
         part.scalars[name].set(value)
 
+    @property
+    def iterations(self) -> Any:
+        """The optimizer steps done, an integer variable. Micro-batches do not count."""
+        return self._iterations
+
+    @property
+    def skipped_steps(self) -> Any:
+        """The steps, or micro-batches, skipped as gradients were not finite; an integer."""
+        guard = None if self._parts is None else self._parts.guard
+        return 0 if guard is None else guard.skipped
+
+    @property
+    def first_nonfinite_group(self) -> str | None:
+        """The first group at fault in the last step that was skipped; `None` if none was.
+
+        Reads a value of the device.
+        """
+        parts = self._parts
+        number = finiteness.NONE if parts is None or parts.guard is None else int(parts.guard.first)
+        return None if parts is None or number == finiteness.NONE else parts.groups[number].name
+
+    @property
+    def micro_batches(self) -> Any:
+        """The micro-batches in the window of gradient accumulation that is open; an integer."""
+        window = None if self._parts is None else self._parts.window
+        return 0 if window is None else window.count
+
+    def check_finite(self) -> None:
+        """Raises, with `on_nonfinite="raise"`, if a compiled step was skipped since the last call.
+
+        Reads a value of the device.
+
+        Raises:
+            FloatingPointError: If so; it names the first group at fault.
+        """
+        parts = self._parts
+        if parts is None or parts.guard is None or parts.plan.defaults.on_nonfinite != "raise":
+            return
+        number = int(parts.guard.first)
+        if number != finiteness.NONE:
+            parts.guard.first.assign(finiteness.NONE)
+            raise FloatingPointError(finiteness.message(parts.groups[number].name))
+
+    def average_pairs(self) -> list[tuple[Any, Any]]:
+        """Returns each average and the variable it is of, both Keras variables.
+
+        Raises:
+            ValueError: If the optimizer is not built, or keeps no averages.
+        """
+        parts = self._built_parts("average_pairs")
+        if parts.averages is None:
+            raise ValueError(
+                "`average_pairs` needs an optimizer with averages. Received: one without. Make it "
+                "with `GroupedOptimizer(ema=kgo.EMA(0.999))`."
+            )
+        parts.capture_due(self._iterations)
+        return parts.average_pairs()
+
+    @property
+    def _model_variables_moving_average(self) -> Any:
+        # Keras' SwapEMAWeights asks for it. Its swap leaves the average in place of the weights
+        # after `predict`, and saves the one as the other.
+        raise ValueError(
+            "`SwapEMAWeights` must not be used with GroupedOptimizer: files it saves in `fit` hold "
+            "the averages in place of the weights. Use `kgo.UseAveragedWeights()`."
+        )
+
     def _built_parts(self, asked: str) -> Parts:
         if self._parts is None:
             raise ValueError(
@@ -104,7 +172,7 @@ class RunningValues:
     def anchor_drift(self) -> dict[str, Tensor]:
         """Returns `‖w − anchor‖` per group that has a stored anchor; float32 scalars."""
         parts = self._built_parts("anchor_drift")
-        parts.capture_due_anchors()
+        parts.capture_due(self._iterations)
         return {
             group.name: group.drift()
             for group in parts.groups

@@ -1,83 +1,292 @@
-"""One joint step over all groups, in the order that makes clipping and decay mean one thing."""
+"""One step over all groups, in the order that makes clipping, decay and averages mean one thing.
+
+Unscale, refuse what is not finite, accumulate; then clip in groups, clip over all groups, let each
+group decay and update, and average.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_groupopt import clipping, kernels
-from keras_groupopt.parts import Parts, overwritten_by_gradient
+from keras import ops
+
+from keras_groupopt import accumulation, clipping, finiteness, kernels
+from keras_groupopt.parts import GroupParts, Parts, overwritten_by_gradient
 
 Tensor = Any
 
 
-def joint_step(
-    parts: Parts,
-    gradients: Sequence[Tensor | None],
-    positions: Sequence[int],
-    *,
-    base: Tensor,
-    at: Tensor,
-    global_clipnorm: float | None,
-    loss_scale_factor: float | None,
-) -> list[str]:
-    """Unscales, clips in groups, clips over all groups, and lets each group decay and update.
+@dataclasses.dataclass
+class Routed:
+    """What a step received, sorted by group.
+
+    Args:
+        gradients: Per group, its gradients.
+        indices: Per group, the places of their variables in it.
+        absent: Per group, the places of variables that came without a gradient.
+        written: Variables whose gradient is their next value, and those gradients.
+        paths: The paths of the variables without a gradient.
+    """
+
+    gradients: list[list[Tensor]]
+    indices: list[list[int]]
+    absent: list[list[int]]
+    written: list[tuple[GroupParts, int, Tensor]]
+    paths: list[str]
+
+    @classmethod
+    def empty(cls, parts: Parts) -> Routed:
+        """Returns one without any variable."""
+        count = len(parts.groups)
+        return cls(
+            gradients=[[] for _ in range(count)],
+            indices=[[] for _ in range(count)],
+            absent=[[] for _ in range(count)],
+            written=[],
+            paths=[],
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What a step needs beside gradients.
+
+    Args:
+        base: Returns the base rate, a float32 scalar.
+        iterations: The counter of optimizer steps.
+        global_clipnorm: Limit of the norm over all groups.
+        loss_scale_factor: What the loss was multiplied by.
+        on_nonfinite: What to do where gradients are not finite.
+        sample_count: The samples in this micro-batch, a scalar, where it is known.
+    """
+
+    base: Callable[[], Tensor]
+    iterations: Any
+    global_clipnorm: float | None = None
+    loss_scale_factor: float | None = None
+    on_nonfinite: str = "skip"
+    sample_count: Tensor | None = None
+
+
+def step(parts: Parts, routed: Routed, settings: Settings, variables: Sequence[Any]) -> None:
+    """Takes the gradients of one micro-batch, and does the optimizer step that they complete.
+
+    Args:
+        parts: The built groups.
+        routed: The gradients, sorted.
+        settings: What else is needed.
+        variables: Every variable that may be read or assigned.
+
+    Raises:
+        FloatingPointError: If gradients are not finite and that is to be raised, where the step
+            is not compiled.
+    """
+    if settings.loss_scale_factor is not None:
+        factor = 1.0 / settings.loss_scale_factor
+        routed.gradients = [kernels.scale(own, factor) for own in routed.gradients]
+    finite, norms = _check(parts, routed, settings)
+    known = None if finite is None else kernels.known(finite)
+    if known is False:
+        return
+    keep = None if known else finite
+    if parts.window is not None:
+        _accumulate(parts, parts.window, routed, settings, keep, variables)
+    elif keep is None:
+        joint_step(parts, routed, settings, variables, norms)
+    else:
+        kernels.when(keep, lambda: joint_step(parts, routed, settings, variables, norms), variables)
+
+
+def route(parts: Parts, gradients: Sequence[Tensor | None], positions: Sequence[int]) -> Routed:
+    """Sorts gradients by group.
 
     Args:
         parts: The built groups.
         gradients: One per position; `None` where there is none.
         positions: Places of their variables among those the optimizer was built with.
-        base: The base rate, a float32 scalar.
-        at: The optimizer step, an integer scalar.
-        global_clipnorm: Limit of the norm over all groups.
-        loss_scale_factor: What the loss was multiplied by.
-
-    Returns:
-        The paths of variables without a gradient.
 
     Raises:
         ValueError: If every gradient is `None`.
     """
-    routed, indices, missing = _route(parts, gradients, positions)
-    if loss_scale_factor is not None:
-        routed = [kernels.scale(own, 1.0 / loss_scale_factor) for own in routed]
-    routed = [
-        group.clip(own) if own else own for group, own in zip(parts.groups, routed, strict=True)
-    ]
-    if global_clipnorm is not None:
-        joint = [gradient for own in routed for gradient in own]
-        clipped = iter(clipping.clip_by_global_norm(joint, global_clipnorm))
-        routed = [[next(clipped) for _ in own] for own in routed]
-    for group, own, places in zip(parts.groups, routed, indices, strict=True):
-        if own:
-            group.update(own, places, base, at)
-        elif not group.frozen:
-            group.skip()
-    return missing
-
-
-def _route(
-    parts: Parts, gradients: Sequence[Tensor | None], positions: Sequence[int]
-) -> tuple[list[list[Tensor]], list[list[int]], list[str]]:
-    """Returns gradients and indices of their variables per group, and paths without a gradient."""
-    routed: list[list[Tensor]] = [[] for _ in parts.groups]
-    indices: list[list[int]] = [[] for _ in parts.groups]
-    missing = []
+    routed = Routed.empty(parts)
     for gradient, position in zip(gradients, positions, strict=True):
         number, index = parts.places[position]
         group = parts.groups[number]
         if group.frozen:
             continue
         if gradient is None:
-            missing.append(group.planned.variables[index].path)
+            routed.absent[number].append(index)
+            routed.paths.append(group.planned.variables[index].path)
         elif overwritten_by_gradient(group.variables[index]):
-            group.variables[index].assign(gradient)
+            routed.written.append((group, index, gradient))
         else:
-            routed[number].append(kernels.combine_repeated_rows(gradient))
-            indices[number].append(index)
-    if missing and all(gradient is None for gradient in gradients):
+            routed.gradients[number].append(kernels.combine_repeated_rows(gradient))
+            routed.indices[number].append(index)
+    if routed.paths and all(gradient is None for gradient in gradients):
         raise ValueError(
             "At least one gradient must be given. Received: None for every variable. Does the "
             "loss depend on the model's outputs?"
         )
-    return routed, indices, missing
+    return routed
+
+
+def _check(parts: Parts, routed: Routed, settings: Settings) -> tuple[Tensor | None, Tensor | None]:
+    """Returns whether the gradients are finite, and the norm per group that has any."""
+    if parts.guard is None or not any(routed.gradients):
+        return None, None
+    numbers, norms = finiteness.group_norms(routed.gradients)
+    finite, first = finiteness.first_at_fault(numbers, norms)
+    parts.guard.record(finite, first)
+    if settings.on_nonfinite == "raise" and kernels.known(finite) is False:
+        number = int(first)
+        parts.guard.first.assign(finiteness.NONE)
+        raise FloatingPointError(finiteness.message(parts.groups[number].name))
+    return finite, norms
+
+
+def _accumulate(
+    parts: Parts,
+    window: accumulation.Window,
+    routed: Routed,
+    settings: Settings,
+    keep: Tensor | None,
+    variables: Sequence[Any],
+) -> None:
+    weighted = settings.sample_count is not None
+    if window.weighted is not None and window.weighted != weighted:
+        raise ValueError(
+            "`sample_count` must come with every micro-batch of a window or with none. Received: "
+            f"sample_count={settings.sample_count!r} after micro-batches "
+            f"{'without' if weighted else 'with'} it. Call `optimizer.flush()` in between."
+        )
+    window.weighted = weighted
+    for group, own, indices in zip(parts.groups, routed.gradients, routed.indices, strict=True):
+        kernels.accumulate(
+            [group.accumulators[i] for i in indices], own, settings.sample_count, keep
+        )
+    for group, index, gradient in routed.written:
+        # Of scales for float8 the largest of the window counts.
+        accumulator = group.accumulators[index]
+        value = ops.convert_to_tensor(accumulator)
+        larger = ops.where(window.count > 0, ops.maximum(value, gradient), gradient)
+        accumulator.assign(larger if keep is None else ops.where(keep, larger, value))
+    window.count_in(settings.sample_count, keep)
+    full = window.count >= window.steps
+    kernels.when(full, lambda: apply_window(parts, window, routed, settings, variables), variables)
+
+
+def apply_window(
+    parts: Parts,
+    window: accumulation.Window,
+    routed: Routed,
+    settings: Settings,
+    variables: Sequence[Any],
+) -> None:
+    """Does the optimizer step of the open window, and empties it.
+
+    Args:
+        parts: The built groups.
+        window: The window.
+        routed: Which variables surely have a gradient in the window, and which may have.
+        settings: What else is needed.
+        variables: Every variable that may be read or assigned.
+    """
+    mean = Routed.empty(parts)
+    uncertain: list[tuple[GroupParts, int, Tensor]] = []
+    used = []
+    for number, group in enumerate(parts.groups):
+        for index in sorted((*routed.indices[number], *routed.absent[number])):
+            accumulator = group.accumulators[index]
+            used.append(accumulator)
+            if index in routed.absent[number]:
+                # An earlier micro-batch of the window may have brought a gradient.
+                came = ops.any(ops.not_equal(accumulator, 0))
+                known = kernels.known(came)
+                if known is False:
+                    mean.absent[number].append(index)
+                    continue
+                if known is None:
+                    uncertain.append((group, index, came))
+            mean.gradients[number].extend(window.mean([accumulator]))
+            mean.indices[number].append(index)
+    mean.written = [
+        (group, index, ops.copy(group.accumulators[index])) for group, index, _ in routed.written
+    ]
+    before = [(group.state_at(index), came) for group, index, came in uncertain]
+    old = [[ops.copy(ops.convert_to_tensor(v)) for v in state] for state, _ in before]
+    joint_step(parts, mean, settings, variables)
+    for (state, came), values in zip(before, old, strict=True):
+        for variable, value in zip(state, values, strict=True):
+            variable.assign(ops.where(came, ops.convert_to_tensor(variable), value))
+    window.reset([*used, *(group.accumulators[index] for group, index, _ in routed.written)])
+
+
+def flush(
+    parts: Parts, window: accumulation.Window, settings: Settings, variables: Sequence[Any]
+) -> None:
+    """Does the step of a window that is not full, with what its micro-batches brought."""
+    known = parts.with_gradient or [[] for _ in parts.groups]
+    routed = Routed.empty(parts)
+    for number, group in enumerate(parts.groups):
+        for index, variable in enumerate([] if group.frozen else group.variables):
+            if overwritten_by_gradient(variable):
+                routed.written.append((group, index, None))
+            elif index in known[number]:
+                routed.indices[number].append(index)
+            elif getattr(variable, "trainable", True):
+                routed.absent[number].append(index)
+    apply_window(parts, window, routed, settings, variables)
+    window.weighted = None
+
+
+def joint_step(
+    parts: Parts,
+    routed: Routed,
+    settings: Settings,
+    variables: Sequence[Any],
+    norms: Tensor | None = None,
+) -> None:
+    """Clips in groups, clips over all groups, lets each group decay and update, and averages.
+
+    Args:
+        parts: The built groups.
+        routed: The gradients, sorted.
+        settings: What else is needed.
+        variables: Every variable that may be read or assigned.
+        norms: The norms of the groups' gradients, where they are known.
+    """
+    at = ops.convert_to_tensor(settings.iterations)
+    base = settings.base()
+    for group, index, gradient in routed.written:
+        group.variables[index].assign(gradient)
+    gradients = [
+        group.clip(own) if own else own
+        for group, own in zip(parts.groups, routed.gradients, strict=True)
+    ]
+    if settings.global_clipnorm is not None:
+        if any(any(group.clipping) for group in parts.groups if not group.frozen):
+            norms = None
+        gradients = _clip_jointly(gradients, settings.global_clipnorm, norms)
+    for group, own, places in zip(parts.groups, gradients, routed.indices, strict=True):
+        if own:
+            group.update(own, places, base, at)
+        elif not group.frozen:
+            group.skip()
+    if parts.averages is not None:
+        pairs = parts.average_pairs(
+            [(*own, *none) for own, none in zip(routed.indices, routed.absent, strict=True)]
+        )
+        parts.averages.update(pairs, at, variables)
+        parts.averages.overwrite(pairs, at, variables)
+    settings.iterations.assign_add(1)
+
+
+def _clip_jointly(
+    gradients: list[list[Tensor]], limit: float, norms: Tensor | None
+) -> list[list[Tensor]]:
+    joint = [gradient for own in gradients for gradient in own]
+    norm = None if norms is None else ops.sqrt(ops.sum(ops.square(norms)))
+    clipped = iter(clipping.clip_by_global_norm(joint, limit, norm))
+    return [[next(clipped) for _ in own] for own in gradients]

@@ -477,8 +477,11 @@ def test_early_stopping_restores_the_best_weights(policy):
     check_rates(rates, [0.5])
 
 
-def test_swap_ema_weights_says_that_there_is_no_average():
-    model = rate_meter.compiled()
+@pytest.mark.parametrize(
+    "options", [{}, {"use_ema": True}, {"ema": kgo.EMA(0.5)}], ids=["none", "use_ema", "ema"]
+)
+def test_swap_ema_weights_is_refused_with_the_better_way(options):
+    model = rate_meter.compiled(**options)
     swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
-    with pytest.raises(ValueError, match=re.escape("`use_ema=True` is set on the optimizer")):
+    with pytest.raises(ValueError, match=re.escape("Use `kgo.UseAveragedWeights()`")):
         rate_meter.fit(model, callbacks=[swap])

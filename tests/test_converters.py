@@ -274,16 +274,16 @@ def test_moments_and_step_of_torch_go_to_their_paths(named):
     kgo.load_torch_state(optimizer, torch_state((2, 3), (2,), names=names), paths)
     assert int(optimizer.iterations) == 5
     kernel = np.arange(1.0, 7.0).reshape(2, 3).T / 8
-    np.testing.assert_array_equal(slot(optimizer, "momentum", 2), kernel)
+    np.testing.assert_array_equal(slot(optimizer, "momentums", 2), kernel)
     np.testing.assert_array_equal(slot(optimizer, "velocities", 2), 2 * kernel)
-    np.testing.assert_array_equal(slot(optimizer, "momentum", 1), [1 / 8, 2 / 8])
+    np.testing.assert_array_equal(slot(optimizer, "momentums", 1), [1 / 8, 2 / 8])
 
 
 def test_momentum_of_torch_is_stored_times_the_rate():
     _, optimizer = dense(kgo.rule("sgd", momentum=0.5), learning_rate=0.25)
     state = torch_state((2, 3), (2,), momentum_buffer=1.0, step=None, exp_avg=None, exp_avg_sq=None)
     kgo.load_torch_state(optimizer, state, PATHS)
-    np.testing.assert_array_equal(slot(optimizer, "momentum", 1), [-1 / 32, -2 / 32])
+    np.testing.assert_array_equal(slot(optimizer, "momentums", 1), [-1 / 32, -2 / 32])
 
 
 @pytest.mark.parametrize("turned", [True, False])
@@ -293,9 +293,9 @@ def test_a_square_kernel_is_turned_as_the_caller_says(turned):
     _, optimizer = dense(inputs=2)
     with pytest.raises(ValueError, match=r"head/kernel: exp_avg .*say which by `transpose`"):
         kgo.load_torch_state(optimizer, state, PATHS)
-    assert not slot(optimizer, "momentum", 2).any()
+    assert not slot(optimizer, "momentums", 2).any()
     kgo.load_torch_state(optimizer, state, PATHS, transpose={"head/kernel": turned})
-    np.testing.assert_array_equal(slot(optimizer, "momentum", 2), kernel.T if turned else kernel)
+    np.testing.assert_array_equal(slot(optimizer, "momentums", 2), kernel.T if turned else kernel)
 
 
 WRONG: dict[str, tuple[Any, Any, str]] = {
@@ -351,7 +351,7 @@ def test_torch_state_that_has_no_place_is_listed_and_nothing_is_loaded(case):
     with pytest.raises(ValueError, match=message):
         kgo.load_torch_state(optimizer, state, paths)
     assert int(optimizer.iterations) == 0
-    assert not slot(optimizer, "momentum", 1).any()
+    assert not slot(optimizer, "momentums", 1).any()
 
 
 def test_parameters_at_different_steps_are_refused():
@@ -365,8 +365,8 @@ def test_parameters_at_different_steps_are_refused():
 def test_other_variables_keep_their_state_where_that_is_said():
     _, optimizer = dense()
     kgo.load_torch_state(optimizer, torch_state((2, 3), (2,)), ["head/kernel", None], strict=False)
-    assert slot(optimizer, "momentum", 2).any()
-    assert not slot(optimizer, "momentum", 1).any()
+    assert slot(optimizer, "momentums", 2).any()
+    assert not slot(optimizer, "momentums", 1).any()
 
 
 LAYOUTS = {

@@ -18,7 +18,7 @@ import keras_groupopt as kgo
 
 ENDINGS = (".keras", ".weights.h5")
 # How many flipped bits each kind of file is tried with.
-FLIPS = int(os.environ.get("KERAS_GROUPOPT_FLIPS", "100"))
+FLIPS = int(os.environ.get("KERAS_GROUPOPT_FLIPS", "60"))
 
 
 def with_statistics(seed: int = 1) -> keras.Model:

@@ -16,24 +16,26 @@ BACKENDS = ("tensorflow", "jax", "torch")
 # From the bottom up. A part may import parts of the rows above it in this table, and of its own
 # row; `ALONE` import nothing of ours at all.
 ROWS = (
-    ("variable_info", "views", "arguments", "naming", "wording", "_compat"),
-    ("selectors",),
+    ("variable_info", "views", "arguments", "naming", "wording", "_compat", "atomic"),
+    ("selectors", "ema"),
     ("groups",),
     ("plan",),
     ("resolve",),
     ("walk",),
     ("rules", "schedules"),
-    ("slots", "hyperparameters", "decay", "clipping", "kernels"),
+    ("slots", "hyperparameters", "kernels"),
+    ("decay", "clipping", "accumulation", "averaging", "finiteness"),
     ("memory", "anchors"),
     ("parts",),
     ("step", "declaration", "config"),
     ("state",),
     ("running_values", "persistence", "rebuilding"),
     ("grouped_optimizer",),
+    ("loss_scale",),
     ("training", "callbacks", "recipes", "converters", "transfer", "checkpoints"),
     ("__init__",),
 )
-ALONE = ("variable_info", "views", "arguments", "naming", "_compat")
+ALONE = ("variable_info", "views", "arguments", "naming", "_compat", "atomic")
 PURE = (
     "variable_info",
     "views",
@@ -41,6 +43,7 @@ PURE = (
     "naming",
     "wording",
     "selectors",
+    "ema",
     "groups",
     "plan",
     "resolve",

@@ -366,7 +366,7 @@ def test_anchors_that_a_config_does_not_hold_are_not_made_up():
     loaded.build(model.trainable_variables)
     loaded.rebuild(model)
     with pytest.raises(ValueError, match='anchors of group "a" are not known'):
-        loaded.apply([np.ones((1, 1), "float32")], model.trainable_variables)
+        loaded.apply([keras.ops.ones((1, 1))], model.trainable_variables)
     loaded.rebuild(model, [group])
     fit(model, 0.0)
     assert weights(model) == {"a/kernel": 2.0}

@@ -138,6 +138,7 @@ def test_state_is_keyed_by_group_layer_path_and_slot_and_written_once(tmp_path):
         f"body/{layer}/{name}" for layer in ("first", "dense") for name in ("kernel", "bias")
     ]
     expected = {"@iterations", "@learning_rate", "@weight_decay/backbone"}
+    expected |= {"@skipped_steps", "@first_nonfinite_group"}
     expected |= {f"@learning_rate_ratio/{group}" for group in ("backbone", "head")}
     expected |= {
         f"backbone/{path}/{slot}" for path in weights for slot in ("momentums", "velocities")

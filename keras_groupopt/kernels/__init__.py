@@ -1,49 +1,71 @@
 """Operations on lists of gradients and variables, in the fastest form each backend has.
 
 `generic.py` states each operation in `keras.ops`; a backend's file replaces those it has a faster
-or a more general form of (lists at once on torch, sparse gradients on TensorFlow).
+or a more general form of (lists at once on torch, sparse gradients on TensorFlow), and adds the
+ones that no two backends share: `known` and `conditional`.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import keras
 
 from keras_groupopt.kernels import generic
 
 _OPERATIONS = (
+    "accumulate",
+    "average",
     "check_replicas",
     "clip_by_value",
     "combine_repeated_rows",
+    "conditional",
     "global_norm",
+    "known",
     "outside_compiled_step",
     "own",
     "pull",
     "scale",
     "shrink",
 )
-_BACKENDS = ("tensorflow", "torch")
-
-_fast = (
-    importlib.import_module(f"keras_groupopt.kernels.{keras.backend.backend()}")
-    if keras.backend.backend() in _BACKENDS
-    else generic
-)
+_fast = importlib.import_module(f"keras_groupopt.kernels.{keras.backend.backend()}")
 
 (
+    accumulate,
+    average,
     check_replicas,
     clip_by_value,
     combine_repeated_rows,
+    conditional,
     global_norm,
+    known,
     outside_compiled_step,
     own,
     pull,
     scale,
     shrink,
-) = (getattr(_fast, operation, getattr(generic, operation)) for operation in _OPERATIONS)
+) = (
+    getattr(_fast if hasattr(_fast, operation) else generic, operation) for operation in _OPERATIONS
+)
 
 # TensorFlow's variables cannot be replaced by values for the length of a call.
 STATELESS = keras.backend.backend() != "tensorflow"
 # `fit` passes values without their variables, which the order alone tells apart.
 BY_ORDER = keras.backend.backend() == "jax"
+
+
+def when(predicate: Any, body: Callable[[], None], variables: Sequence[Any]) -> None:
+    """Runs `body` if `predicate` holds, without reading it on the host in a compiled step.
+
+    Args:
+        predicate: A boolean scalar tensor.
+        body: Assigns to some of `variables` and to nothing else.
+        variables: Every Keras variable that `body` reads or assigns.
+    """
+    taken = known(predicate)
+    if taken is None:
+        conditional(predicate, body, variables)
+    elif taken:
+        body()

@@ -59,3 +59,39 @@ def pull(variables: Sequence[Any], anchors: Sequence[Any], factor: Tensor) -> No
         difference = ops.cast(variable, anchor.dtype) - anchor
         step = ops.cast(factor, anchor.dtype) * difference
         variable.assign(variable - ops.cast(step, variable.dtype))
+
+
+def accumulate(
+    accumulators: Sequence[Any], gradients: Sequence[Tensor], weight: Tensor | None, keep: Any
+) -> None:
+    """Does `a ← a + weight · g` for each accumulator and its gradient, in place.
+
+    Args:
+        accumulators: Float32 or float64 variables.
+        gradients: Tensors of their shapes.
+        weight: A scalar; `None` for 1.
+        keep: A boolean scalar: whether to add at all; `None` for yes.
+    """
+    for accumulator, gradient in zip(accumulators, gradients, strict=True):
+        added = ops.cast(gradient, accumulator.dtype)
+        if weight is not None:
+            added = added * ops.cast(weight, accumulator.dtype)
+        if keep is not None:
+            added = ops.where(keep, added, ops.zeros_like(added))
+        accumulator.assign(accumulator + added)
+
+
+def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, copies: bool) -> None:
+    """Does `v ← v + share · (w − v)` for each average and its variable, in place.
+
+    Args:
+        averages: Float32 or float64 variables.
+        variables: Variables of their shapes.
+        share: A float32 scalar in [0, 1].
+        copies: Whether `share` may be 1, where `v` is to become `w` exactly.
+    """
+    for mean, variable in zip(averages, variables, strict=True):
+        value = ops.cast(variable, mean.dtype)
+        part = ops.cast(share, mean.dtype)
+        moved = mean + part * (value - mean)
+        mean.assign(ops.where(part >= 1, value, moved) if copies else moved)

@@ -1,8 +1,9 @@
-"""The operations on sparse gradients, which only TensorFlow has (`tf.IndexedSlices`)."""
+"""The operations on sparse gradients (`tf.IndexedSlices`), and conditionals, on TensorFlow."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -83,3 +84,50 @@ def shrink(variables: Sequence[Any], factor: Tensor) -> None:
         # A training loop of its own may bring variables of `tf.Module`.
         value = variable.value if isinstance(variable, keras.Variable) else variable
         value.assign_sub(value * tf.cast(factor, value.dtype))
+
+
+def accumulate(
+    accumulators: Sequence[Any], gradients: Sequence[Tensor], weight: Tensor | None, keep: Any
+) -> None:
+    """Does `a ← a + weight · g`; rows that a sparse gradient does not name are not touched."""
+    if keep is not None:
+        # Masks would be passes over memory of their own.
+        add = functools.partial(accumulate, accumulators, gradients, weight, None)
+        conditional(keep, add, accumulators)
+        return
+    for accumulator, gradient in zip(accumulators, gradients, strict=True):
+        added = tf.cast(_values(gradient), accumulator.dtype)
+        if weight is not None:
+            added *= tf.cast(weight, accumulator.dtype)
+        if isinstance(gradient, tf.IndexedSlices):
+            accumulator.value.scatter_add(tf.IndexedSlices(added, gradient.indices))
+        else:
+            accumulator.value.assign_add(added)
+
+
+def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, copies: bool) -> None:
+    """Does `v ← v + share · (w − v)`; exactly `v ← w` where `share` is 1 and it `copies`."""
+    for mean, variable in zip(averages, variables, strict=True):
+        own = mean.value
+        value = tf.cast(tf.convert_to_tensor(variable), own.dtype)
+        part = tf.cast(share, own.dtype)
+        if copies:
+            own.assign(tf.where(part >= 1, value, own + part * (value - own)))
+        else:
+            own.assign_add(part * (value - own))
+
+
+def known(predicate: Tensor) -> bool | None:
+    """Returns a boolean scalar's value, or `None` while a step is being compiled."""
+    return bool(predicate) if tf.executing_eagerly() else None
+
+
+def conditional(predicate: Tensor, body: Callable[[], None], variables: Sequence[Any]) -> None:
+    """Runs `body` if `predicate` holds, within a step that is being compiled."""
+    del variables
+
+    def taken() -> Tensor:
+        body()
+        return tf.constant(True)
+
+    tf.cond(predicate, taken, lambda: tf.constant(False))

@@ -1,8 +1,8 @@
-"""The operations on lists at once, by torch's foreach functions."""
+"""The operations on lists at once, by torch's foreach functions, and conditionals."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -81,3 +81,45 @@ def pull(variables: Sequence[Any], anchors: Sequence[Any], factor: Tensor) -> No
         steps = torch._foreach_sub(wanted, weights)
         torch._foreach_mul_(steps, factor.to(wanted[0].device, wanted[0].dtype))
         torch._foreach_add_(weights, [step.to(weights[0].dtype) for step in steps])
+
+
+@torch.no_grad()
+def accumulate(
+    accumulators: Sequence[Any], gradients: Sequence[Tensor], weight: Tensor | None, keep: Any
+) -> None:
+    """Does `a ← a + weight · g` for each accumulator and its gradient, in place."""
+    values = [accumulator.value for accumulator in accumulators]
+    for indices in _by_device_and_dtype(values):
+        own = [values[i] for i in indices]
+        added = [gradients[i].to(own[0].dtype) for i in indices]
+        if weight is not None:
+            added = list(torch._foreach_mul(added, weight.to(own[0].device, own[0].dtype)))
+        if keep is not None:
+            added = [torch.where(keep, tensor, torch.zeros_like(tensor)) for tensor in added]
+        torch._foreach_add_(own, added)
+
+
+@torch.no_grad()
+def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, copies: bool) -> None:
+    """Does `v ← v + share · (w − v)`, in place and in one pass; exactly `w` where `share` is 1."""
+    del copies
+    for mean, variable in zip(averages, variables, strict=True):
+        own = mean.value
+        own.lerp_(variable.value.to(own.dtype), share.to(own.device, own.dtype))
+
+
+def known(predicate: Tensor) -> bool | None:
+    """Returns a boolean scalar's value, or `None` while a step is being compiled."""
+    return None if torch.compiler.is_compiling() else bool(predicate)
+
+
+@torch.no_grad()
+def conditional(predicate: Tensor, body: Callable[[], None], variables: Sequence[Any]) -> None:
+    """Runs `body`, and takes back what it did unless `predicate` holds.
+
+    A branch on a value would break a compiled step in two.
+    """
+    before = [variable.value.clone() for variable in variables]
+    body()
+    for variable, old in zip(variables, before, strict=True):
+        variable.value.copy_(torch.where(predicate, variable.value, old))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import importlib.metadata
 import json
+import sys
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -58,12 +57,9 @@ def _class_name(rule: Rule, where: str) -> str:
     return str(keras.saving.get_registered_name(target))
 
 
-@functools.cache
 def _version() -> str:
-    try:
-        return importlib.metadata.version("keras-groupopt")
-    except importlib.metadata.PackageNotFoundError:  # run from its sources
-        return "unknown"
+    # The package imports this module, which therefore cannot import the package.
+    return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
 def dtype_of(value: Any) -> str:

@@ -56,7 +56,7 @@ def take(optimizer: Any, parts: Parts) -> Saved:
         optimizer: The optimizer.
         parts: Its built parts.
     """
-    parts.capture_due_anchors()
+    parts.capture_due(optimizer.iterations)
     entries = keys.entries_of(optimizer, parts)
     values = {
         # On torch the array would otherwise be a view of the variable.
@@ -75,7 +75,8 @@ def give(
 ) -> Report:
     """Gives a built optimizer the state that was saved, after checking that it fits.
 
-    What starts fresh keeps the value it has in the optimizer.
+    What starts fresh keeps the value it has in the optimizer. Fresh anchors at the initial
+    weights are taken again at the next step, unless the optimizer has made steps.
 
     Args:
         optimizer: The optimizer.
@@ -106,10 +107,14 @@ def give(
     except ValueError:
         terms.report.fill(Report(status="refused"))
         raise
+    not_begun = int(keras.ops.convert_to_numpy(optimizer.iterations)) == 0
     for key, saved_key in pairs.items():
         if saved_key in saved.values:
             entries[key].assign(saved.values[saved_key])
     parts.anchors_are_due = False
+    # The weights that come with the state are where a run that has not begun starts from.
+    fresh = [keys.parse(key) for key in report.fresh if not_begun]
+    parts.due_anchors = frozenset(str(key.owner) for key in fresh if key.slot == keys.ANCHOR)
     _settle(parts, pairs, saved.values[keys.ITERATIONS])
     _tell(report, saved.values)
     terms.report.fill(report)
@@ -118,6 +123,9 @@ def give(
 
 def _settle(parts: Parts, pairs: Mapping[str, str], iterations: Any) -> None:
     """Puts what follows from the state right: counters of rules, and whether anchors are known."""
+    if parts.averages is not None:
+        parts.averages.settled = "@averages_made" in pairs
+        parts.averages.starts_late = not parts.averages.settled
     for group in parts.groups:
         if group.frozen:
             continue

@@ -1,0 +1,135 @@
+"""The averages of a built optimizer, and how a step moves them. `ema.py` has the formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_groupopt import _compat, kernels
+from keras_groupopt.ema import EMA, Average, KerasEMA
+from keras_groupopt.hyperparameters import Scalar
+
+Tensor = Any
+# An average and the variable it is of.
+Pair = tuple[Any, Any]
+
+
+class Averages:
+    """What a built optimizer keeps for its averages, beside one variable per weight.
+
+    Args:
+        declared: What to average when.
+    """
+
+    def __init__(self, declared: Average) -> None:
+        self.declared = declared
+        self.made: Any = None
+        self.momentum: Scalar | None = None
+        if isinstance(declared, (EMA, KerasEMA)):
+            self.momentum = Scalar("ema_momentum", declared.momentum, "GroupedOptimizer")
+        # Whether the averages are known to belong to the weights they are beside.
+        self.settled = False
+        # Whether a run that did not average goes on: the weights it goes on from begin them.
+        self.starts_late = False
+
+    def make_variables(self, optimizer: Any) -> None:
+        """Makes the count of averages and the momentum, owned by the outer optimizer."""
+        self.made = optimizer.add_variable(
+            shape=(),
+            initializer="zeros",
+            dtype="int32",
+            aggregation="only_first_replica",
+            name="averages_made",
+        )
+        if self.momentum is not None:
+            self.momentum.build(optimizer, "averages")
+
+    def update(self, pairs: Sequence[Pair], step: Tensor, variables: Sequence[Any]) -> None:
+        """Moves the averages after an optimizer step.
+
+        Args:
+            pairs: Averages and their variables.
+            step: The optimizer step before this one was counted, an integer scalar.
+            variables: Every variable that may be read or assigned.
+        """
+        every, start = self.declared.every, self.declared.start
+        if (every, start) == (1, 0):
+            self._move(pairs, step, None)
+            return
+        done = ops.cast(step, "int32") + 1
+        begun = done > start
+        moves = ops.logical_and(begun, ops.equal((done - start) % every, 0))
+        active = ops.logical_or(ops.logical_not(begun), moves)
+        kernels.when(active, lambda: self._move(pairs, step, begun), variables)
+
+    def _move(self, pairs: Sequence[Pair], step: Tensor, begun: Tensor | None) -> None:
+        share = 1.0 - self._momentum_at(step)
+        if begun is None:
+            self.made.assign_add(1)
+        else:
+            share = ops.where(begun, share, ops.ones_like(share))
+            self.made.assign_add(ops.cast(begun, "int32"))
+        copies = begun is not None or not isinstance(self.declared, EMA)
+        kernels.average([mean for mean, _ in pairs], [v for _, v in pairs], share, copies)
+
+    def _momentum_at(self, step: Tensor) -> Tensor:
+        made = ops.cast(self.made, "float32")
+        if self.momentum is None:
+            return made / (made + 1.0)
+        momentum = self.momentum.at(step)
+        if isinstance(self.declared, KerasEMA):
+            return ops.where(made > 0, momentum, ops.zeros_like(momentum))
+        if self.declared.warmup:  # type: ignore[attr-defined]
+            return ops.minimum(momentum, (1.0 + made) / (10.0 + made))
+        return momentum
+
+    def overwrite(self, pairs: Sequence[Pair], step: Tensor, variables: Sequence[Any]) -> None:
+        """Writes the averages into the weights at the steps that Keras' `use_ema` asks for."""
+        frequency = getattr(self.declared, "overwrite_frequency", None)
+        if frequency is not None:
+            due = ops.equal((ops.cast(step, "int32") + 1) % frequency, 0)
+            kernels.when(due, lambda: copy_into_weights(pairs), variables)
+
+    def start(self, pairs: Sequence[Pair], iterations: Any, stepping: bool) -> None:
+        """Copies the weights at the step where averaging begins, where a step could not.
+
+        Weights may be loaded or set between the build and the first step. Nothing happens within
+        a compiled step, which cannot read on the host.
+
+        Args:
+            pairs: Averages and their variables.
+            iterations: The optimizer's step counter.
+            stepping: Whether an optimizer step follows, so that the averages are settled.
+        """
+        if self.settled:
+            return
+        own = (self.made, iterations, *(variable for pair in pairs for variable in pair))
+        if not all(map(_compat.is_readable, own)):
+            return
+        with kernels.outside_compiled_step():
+            late = int(iterations) - self.declared.start
+            begins = int(self.made) == 0 and (late == 0 or (late > 0 and self.starts_late))
+            if begins:
+                copy_from_weights(pairs)
+            self.settled = stepping or not begins
+
+
+def copy_into_weights(pairs: Sequence[Pair]) -> None:
+    """Writes each average into its variable. By copy: on JAX a shared buffer would be donated."""
+    for mean, variable in pairs:
+        variable.assign(ops.copy(ops.cast(ops.convert_to_tensor(mean), variable.dtype)))
+
+
+def copy_from_weights(pairs: Sequence[Pair]) -> None:
+    """Writes each variable into its average, by copy."""
+    for mean, variable in pairs:
+        mean.assign(ops.copy(ops.cast(ops.convert_to_tensor(variable), mean.dtype)))
+
+
+def wide_dtype(variable: Any) -> str:
+    """Returns the dtype of sums and averages beside a variable: at least float32."""
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    return "float32" if dtype in ("float16", "bfloat16") else str(dtype)

@@ -1,0 +1,35 @@
+"""Conditionals on JAX, where a branch must take and return every value it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import keras
+
+Tensor = Any
+
+
+def known(predicate: Tensor) -> bool | None:
+    """Returns a boolean scalar's value, or `None` while a step is being compiled."""
+    return None if isinstance(predicate, jax.core.Tracer) else bool(predicate)
+
+
+def conditional(predicate: Tensor, body: Callable[[], None], variables: Sequence[Any]) -> None:
+    """Runs `body` if `predicate` holds, within a step that is being compiled.
+
+    As a loop of at most one turn: XLA carries the values of a loop in place, where it copies each
+    value that a branch only passes on.
+    """
+
+    def turn(state: tuple[Tensor, list[Tensor]]) -> tuple[Tensor, list[Tensor]]:
+        mapping = list(zip(variables, state[1], strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            body()
+        return jax.numpy.array(False), [scope.get_current_value(v) for v in variables]
+
+    values = [variable.value for variable in variables]
+    _, results = jax.lax.while_loop(lambda state: state[0], turn, (predicate, values))
+    for variable, result in zip(variables, results, strict=True):
+        variable.assign(result)

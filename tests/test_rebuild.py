@@ -32,7 +32,7 @@ def state_of(optimizer: kgo.GroupedOptimizer) -> dict[str, np.ndarray]:
 
 
 def slots_of(optimizer: kgo.GroupedOptimizer, path: str) -> list[np.ndarray]:
-    return [value for key, value in state_of(optimizer).items() if f"/{path}/" in key]
+    return [value for key, value in state_of(optimizer).items() if f"/{path}/" in f"{key}/"]
 
 
 def frozen_backbone() -> keras.Model:
@@ -341,6 +341,29 @@ def test_anchors_stay_and_new_variables_are_anchored_where_they_are_now():
     fit(model, [0.0, 0.0])
     # The anchor of b is 1: w − 0.5 (w − 1). That of a is 5.
     assert weights(model) == {"a/kernel": 5.0, "b/kernel": 0.5}
+
+
+def test_averages_and_an_open_window_of_accumulation_stay():
+    """Velocities of one step, then a window of gradients 1 and 3 across the rebuild."""
+    states = []
+    for unfreeze in (False, True):
+        model = towers("a", "b", start=1.0)
+        model.get_layer("a").trainable = False
+        optimizer = grouped(model, gradient_accumulation_steps=2, ema=kgo.EMA(0.5))
+        train(model, optimizer, steps=3)
+        if unfreeze:
+            model.get_layer("a").trainable = True
+            optimizer.rebuild(model)
+        fit(model, 3.0)
+        assert int(optimizer.iterations) == 2
+        states.append(state_of(optimizer))
+    for name, value in states[0].items():
+        if not name.endswith("/@layout"):
+            np.testing.assert_array_equal(states[1][name], value, err_msg=name)
+    (average,) = slots_of(optimizer, "a/kernel/@average")
+    # Half of the way from 1 to where the half of the window that it saw has brought it.
+    assert average == 0.5 * 1.0 + 0.5 * weights(model)["a/kernel"]
+    assert weights(model)["a/kernel"] == 1.0 - 3.0 / 2
 
 
 def test_another_kind_of_anchor_counts_from_the_rebuild_on():

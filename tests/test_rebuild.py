@@ -469,30 +469,44 @@ def test_a_loaded_optimizer_is_rebuilt_from_its_declaration(tmp_path, made_by):
 # Mixed precision -------------------------------------------------------------------------------
 
 
-def test_a_loss_scale_around_it_follows():
-    layers = [
-        keras.layers.Dense(3, name="first", dtype="mixed_float16"),
-        keras.layers.Dense(2, name="head", dtype="mixed_float16"),
-    ]
+def half_precision() -> keras.Model:
     keras.config.set_dtype_policy("mixed_float16")
     try:
-        model = fill(keras.Sequential([keras.Input((4,)), *layers]))
+        layers = [keras.layers.Dense(3, name="first"), keras.layers.Dense(2, name="head")]
+        return fill(keras.Sequential([keras.Input((4,)), *layers]))
     finally:
         keras.config.set_dtype_policy("float32")
+
+
+@pytest.mark.parametrize("scaled", [kgo.LossScaleOptimizer, keras.optimizers.LossScaleOptimizer])
+def test_a_loss_scale_around_it_follows(scaled):
+    model = half_precision()
     model.get_layer("first").trainable = False
     optimizer = grouped(model, learning_rate=0.125)
-    model.compile(optimizer=optimizer, loss="mse")
-    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    model.compile(optimizer=scaled(optimizer), loss="mse")
     fit_mse(model)
-    scale = model.optimizer
     model.get_layer("first").trainable = True
     optimizer.rebuild(model)
-    assert model.optimizer is scale
     before = weights(model)
     fit_mse(model, 1)
     assert int(optimizer.iterations) == 4
     after = weights(model)
     assert all(np.any(after[path] != before[path]) for path in after)
+
+
+@pytest.mark.parametrize("scaled", [kgo.LossScaleOptimizer, lambda optimizer: optimizer])
+def test_state_waits_for_a_build_inside_a_loss_scale(scaled):
+    model = half_precision()
+    model.compile(optimizer=grouped(model, learning_rate=0.125), loss="mse")
+    fit_mse(model)
+    new = grouped(model, {"head": "head"}, learning_rate=0.125)
+    report = kgo.transfer_state(model.optimizer, new)
+    assert report.status == "waits for the build"
+    model.compile(optimizer=scaled(new), loss="mse")
+    fit_mse(model, 1)
+    assert report.status == "loaded"
+    assert report.fresh == ["@learning_rate_ratio/head"]
+    assert int(new.iterations) == 4
 
 
 # What fails changes nothing --------------------------------------------------------------------

@@ -5,9 +5,14 @@ learning-rate ratio, decay and anchor.
 """
 
 from keras_groupopt.atomic import save_weights as save_weights
+from keras_groupopt.averaged_weights import averaged_weights as averaged_weights
+from keras_groupopt.averaged_weights import load_averages as load_averages
+from keras_groupopt.averaged_weights import save_averaged as save_averaged
+from keras_groupopt.batch_norm import update_batch_norm as update_batch_norm
 from keras_groupopt.callbacks.backup import BackupAndRestore as BackupAndRestore
 from keras_groupopt.callbacks.flush_accumulation import FlushAccumulation as FlushAccumulation
 from keras_groupopt.callbacks.group_logger import GroupLogger as GroupLogger
+from keras_groupopt.callbacks.use_averaged_weights import UseAveragedWeights as UseAveragedWeights
 from keras_groupopt.checkpoints import load_weights as load_weights
 from keras_groupopt.checkpoints import read_manifest as read_manifest
 from keras_groupopt.converters.foreign_state import load_torch_state as load_torch_state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from keras.src.backend.common import stateless_scope
 
 __all__ = [
     "built_variables",
+    "callback_list_of",
     "child_layers",
     "declared_learning_rate",
     "has_decay_exclusion",
@@ -46,6 +48,22 @@ def child_layers(layer: keras.Layer) -> list[keras.Layer]:
     # `layers` exists on models only; the tracker's list is what `Layer.weights` itself reads.
     layers += getattr(layer, "_layers", [])
     return list({id(child): child for child in layers if child is not layer}.values())
+
+
+def callback_list_of(callback: keras.callbacks.Callback) -> Any:
+    """Returns the list whose hook is calling `callback`, or `None`.
+
+    Keras gives a callback no way to know its neighbours.
+    """
+    frame = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, keras.callbacks.CallbackList) and any(
+            listed is callback for listed in owner.callbacks
+        ):
+            return owner
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
 
 
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:

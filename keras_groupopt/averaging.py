@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,6 +16,9 @@ from keras_groupopt.hyperparameters import Scalar
 Tensor = Any
 # An average and the variable it is of.
 Pair = tuple[Any, Any]
+
+STATISTICS = "@statistics/"
+STATISTICS_MADE = "@statistics_made"
 
 
 class Averages:
@@ -32,6 +36,12 @@ class Averages:
             self.momentum = Scalar("ema_momentum", declared.momentum, "GroupedOptimizer")
         # Whether the averages are known to belong to the weights they are beside.
         self.settled = False
+        # Whether the averages are in the weights' place, where the optimizer must not be saved.
+        self.in_weights = False
+        # Averages of BatchNorm statistics by layer path, which a callback makes and moves.
+        self.statistics: dict[str, Any] = {}
+        # How many averages of the weights had been made when the statistics last moved.
+        self.statistics_made = 0
         # Whether a run that did not average goes on: the weights it goes on from begin them.
         self.starts_late = False
 
@@ -86,6 +96,59 @@ class Averages:
             return ops.minimum(momentum, (1.0 + made) / (10.0 + made))
         return momentum
 
+    def move_statistics(self, pairs: Sequence[Pair], step: int) -> None:
+        """Moves averages of statistics as far as those of the weights moved since the last time.
+
+        Reads a value of the device.
+
+        Args:
+            pairs: Averages of statistics and their variables.
+            step: The optimizer steps done.
+        """
+        made = int(self.made)
+        kept = self._kept_since(self.statistics_made, made, step)
+        self.statistics_made = made
+        if kept < 1.0:
+            share = ops.convert_to_tensor(1.0 - kept, dtype="float32")
+            kernels.average([mean for mean, _ in pairs], [v for _, v in pairs], share, True)
+
+    def _kept_since(self, before: int, made: int, step: int) -> float:
+        """Returns the product of `β_t` for `t` from `before` up to but without `made`."""
+        if made == 0:
+            # Averaging has not begun: an average is what it is of.
+            return 0.0
+        if self.momentum is None:
+            return before / made
+        if isinstance(self.declared, KerasEMA) and before == 0:
+            return 0.0
+        momentum = float(self.momentum.at(ops.convert_to_tensor(step, dtype="int32")))
+        if isinstance(self.declared, EMA) and self.declared.warmup:
+            return math.prod(min(momentum, (1 + t) / (10 + t)) for t in range(before, made))
+        return momentum ** (made - before)
+
+    def take_statistics(self, values: Mapping[str, Any]) -> list[str]:
+        """Takes saved averages of statistics, by key; returns the keys that were taken."""
+        saved = {
+            key.removeprefix(STATISTICS): value
+            for key, value in values.items()
+            if key.startswith(STATISTICS)
+        }
+        self.statistics = {path: beside(value) for path, value in saved.items()}
+        self.statistics_made = int(values.get(STATISTICS_MADE, 0))
+        taken = [STATISTICS + path for path in saved]
+        return [*taken, STATISTICS_MADE] if taken else []
+
+    def entries(self) -> dict[str, Any]:
+        """Returns the state to save beside one average per weight, by key."""
+        found = {"@averages_made": self.made}
+        if self.momentum is not None and self.momentum.variable is not None:
+            found["@ema_momentum"] = self.momentum.variable
+        if self.statistics:
+            found[STATISTICS_MADE] = keras.Variable(
+                self.statistics_made, dtype="int32", trainable=False
+            )
+        return found | {f"{STATISTICS}{path}": mean for path, mean in self.statistics.items()}
+
     def overwrite(self, pairs: Sequence[Pair], step: Tensor, variables: Sequence[Any]) -> None:
         """Writes the averages into the weights at the steps that Keras' `use_ema` asks for."""
         frequency = getattr(self.declared, "overwrite_frequency", None)
@@ -127,6 +190,19 @@ def copy_from_weights(pairs: Sequence[Pair]) -> None:
     """Writes each variable into its average, by copy."""
     for mean, variable in pairs:
         mean.assign(ops.copy(ops.cast(ops.convert_to_tensor(variable), mean.dtype)))
+
+
+def is_statistic(key: str) -> bool:
+    """Whether a key of saved state is of averages of BatchNorm statistics."""
+    return key == STATISTICS_MADE or key.startswith(STATISTICS)
+
+
+def beside(value: Any) -> Any:
+    """Returns a new variable of at least float32 that starts as a copy of `value`."""
+    tensor = ops.convert_to_tensor(value)
+    return keras.Variable(
+        ops.copy(ops.cast(tensor, wide_dtype(tensor))), dtype=wide_dtype(tensor), trainable=False
+    )
 
 
 def wide_dtype(variable: Any) -> str:

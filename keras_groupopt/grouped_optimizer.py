@@ -573,7 +573,7 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         if self._parts is None:
             return
         if self.use_ema:
-            averaging.copy_into_weights(self._parts.average_pairs())
+            averaging.copy_into_weights(self.average_pairs())
         self.check_finite()
         if self._parts.received is None:
             return

@@ -273,7 +273,6 @@ class Parts:
         for number, planned in enumerate(plan.groups):
             for index, variable in enumerate(planned.variables):
                 self.places[variable.position] = (number, index)
-        # Stands for the layout where values come without names.
         self.digest = 0
         # Weights without optimizer state were loaded before the first step: they are the anchors,
         # but other layers may still be loading.
@@ -295,6 +294,11 @@ class Parts:
                 own.make_variables(optimizer)
         for group in self.groups:
             group.make_variables(optimizer, self.averages is not None, self.window is not None)
+
+    @property
+    def averages_in_weights(self) -> bool:
+        """Whether the averages are in the weights' place."""
+        return self.averages is not None and self.averages.in_weights
 
     def average_pairs(self, indices: Sequence[Sequence[int]] | None = None) -> list[Pair]:
         """Returns averages and their variables.
@@ -353,10 +357,7 @@ class Parts:
             found["@micro_batches"] = self.window.count
             found["@accumulated_weight"] = self.window.weight
         if self.averages is not None:
-            found["@averages_made"] = self.averages.made
-            momentum = self.averages.momentum
-            if momentum is not None and momentum.variable is not None:
-                found["@ema_momentum"] = momentum.variable
+            found.update(self.averages.entries())
         for group in self.groups:
             found.update(group.entries())
         return found

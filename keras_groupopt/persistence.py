@@ -53,12 +53,16 @@ class Persistence:
             group.anchors_unknown = False
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes all state, keyed by group, layer path and slot, with a manifest."""
+        """Writes all state, keyed by group, layer path and slot, with a manifest.
+
+        Nothing while the averages are in the weights' place (`kgo.averaged_weights`): beside them
+        this state would resume a run from weights it was never at.
+        """
         pending = self._declaration.pending
         if pending is not None:
             waiting = state.as_pending(self, pending[0])
             state.write(store, waiting.manifest, waiting.values)
-        elif self._parts is not None:
+        elif self._parts is not None and not self._parts.averages_in_weights:
             self._parts.capture_due(self._iterations)
             entries = state.entries_of(self, self._parts)
             layout = state.manifest_of(entries, self._parts.plan)

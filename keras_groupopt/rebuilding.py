@@ -92,10 +92,8 @@ class Rebuilding:
             for variable in self._variables[tracked:]:
                 _compat.untrack(self, variable)
             raise
-        present = {id(entry) for entry in parts.entries().values()}
-        for entry in [] if old is None else old.entries().values():
-            if id(entry) not in present:
-                _compat.untrack(self, entry)
+        for variable in _gone(self._variables[:tracked], old, parts):
+            _compat.untrack(self, variable)
         self._layout.stand_for(parts.digest)
         self._parts, self._declaration.pending = parts, None
         self._is_built = True
@@ -209,6 +207,12 @@ def _changed(before: Declaration, model: Any, groups: Any) -> Declaration:
         resolve.check_declared(declaration.groups, declaration.defaults)
         config.warn_unserializable(declaration.groups, declaration.defaults)
     return declaration
+
+
+def _gone(tracked: Sequence[Any], old: Parts | None, new: Parts) -> list[Any]:
+    """Returns the variables of old parts."""
+    before, now = ({id(v) for v in p.entries().values()} if p else set() for p in (old, new))
+    return [v for v in tracked if id(v) in before and id(v) not in now]
 
 
 def _chain(model: Any) -> list[Any]:

@@ -31,8 +31,16 @@ ROWS = (
     ("state",),
     ("running_values", "persistence", "rebuilding"),
     ("grouped_optimizer",),
-    ("loss_scale",),
-    ("training", "callbacks", "recipes", "converters", "transfer", "checkpoints"),
+    ("loss_scale", "batch_norm"),
+    (
+        "training",
+        "callbacks",
+        "recipes",
+        "converters",
+        "transfer",
+        "checkpoints",
+        "averaged_weights",
+    ),
     ("__init__",),
 )
 ALONE = ("variable_info", "views", "arguments", "naming", "_compat", "atomic")

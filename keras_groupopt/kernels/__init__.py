@@ -29,6 +29,7 @@ _OPERATIONS = (
     "pull",
     "scale",
     "shrink",
+    "without_gradients",
 )
 _fast = importlib.import_module(f"keras_groupopt.kernels.{keras.backend.backend()}")
 
@@ -46,6 +47,7 @@ _fast = importlib.import_module(f"keras_groupopt.kernels.{keras.backend.backend(
     pull,
     scale,
     shrink,
+    without_gradients,
 ) = (
     getattr(_fast if hasattr(_fast, operation) else generic, operation) for operation in _OPERATIONS
 )

@@ -21,6 +21,11 @@ def outside_compiled_step() -> AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
+def without_gradients() -> AbstractContextManager[Any]:
+    """Returns a context in which nothing is recorded for gradients."""
+    return contextlib.nullcontext()
+
+
 def own(values: Sequence[Tensor]) -> list[Tensor]:
     """Returns values that an update cannot write through to the caller's."""
     return list(values)

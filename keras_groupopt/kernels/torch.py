@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,6 +16,11 @@ def _by_device_and_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
     for index, tensor in enumerate(tensors):
         groups.setdefault((tensor.device, tensor.dtype), []).append(index)
     return list(groups.values())
+
+
+def without_gradients() -> AbstractContextManager[Any]:
+    """Returns a context in which nothing is recorded for gradients."""
+    return torch.no_grad()
 
 
 @torch.no_grad()

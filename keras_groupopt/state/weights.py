@@ -66,7 +66,7 @@ def _layers(model: Any) -> Iterator[Any]:
 
 
 def _kind(array: Any) -> str:
-    return f"{keras.backend.standardize_dtype(array.dtype)}{list(array.shape)}"
+    return f"{array.dtype}{list(array.shape)}"
 
 
 def _checksum(array: Any) -> int:

@@ -349,7 +349,9 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         pending = self._declaration.pending
         if pending is not None:
             # Kept where it is refused, so that no later call goes on as if it had been loaded.
-            state.give(self, self._built_parts("build"), *pending, self._declaration.resting)
+            # A LossScaleOptimizer builds within a compiled step, which cannot read on the host.
+            with kernels.outside_compiled_step():
+                state.give(self, self._built_parts("build"), *pending, self._declaration.resting)
             self._declaration.pending = None
 
     def _build(self, variables: list[Any]) -> None:

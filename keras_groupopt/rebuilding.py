@@ -87,13 +87,12 @@ class Rebuilding:
             parts.set_scalars(self._declaration.current)
             config.warn_about_variables(plan, variables)
             report = self._give_old_state(old, parts)
-            gone = _gone(self._variables[:tracked], old, parts)
         except BaseException:
             self._declaration = before
             for variable in self._variables[tracked:]:
                 _compat.untrack(self, variable)
             raise
-        for variable in gone:
+        for variable in _gone(self._variables[:tracked], old, parts):
             _compat.untrack(self, variable)
         self._layout.stand_for(parts.digest)
         self._parts, self._declaration.pending = parts, None
@@ -185,7 +184,8 @@ def _check_model(model: Any) -> None:
         raise ValueError(
             "`rebuild` must be called when the model has its values. Received: a model whose "
             f"values a compiled step holds ({wording.listing(held)}). In a callback take the model "
-            "from `self.model`, which gives them back, before you change it."
+            "from `self.model`, which gives them back, before you change it. After a `fit` that "
+            "failed, load the weights again."
         )
 
 

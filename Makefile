@@ -70,9 +70,9 @@ demo: .venv-demo-$(BACKEND)/ready
 
 .PHONY: benchmark
 benchmark: .venv-test/ready
-	@for backend in $(BACKENDS); do \
-		KERAS_BACKEND=$$backend $(quiet_backends) $(test_python) benchmarks/step_time.py $(ARGS); \
-	done
+	@for backend in $(BACKENDS); do for script in step_time running_state; do \
+		KERAS_BACKEND=$$backend $(quiet_backends) $(test_python) benchmarks/$$script.py $(ARGS); \
+	done; done
 
 .PHONY: format
 format: .venv-test/ready

@@ -68,7 +68,8 @@ def grouped(model: Any, pattern: str, exclude: Any = (), **options: Any) -> Any:
         learning_rate=LEARNING_RATE,
         weight_decay=WEIGHT_DECAY,
         exclude_from_decay=exclude,
-        **options,
+        # Peers do not look for gradients that are not finite; `running_state.py` times that.
+        **{"on_nonfinite": "propagate", **options},
     )
 
 

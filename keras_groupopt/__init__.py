@@ -4,18 +4,26 @@
 learning-rate ratio, decay and anchor.
 """
 
+from keras_groupopt.atomic import save_weights as save_weights
 from keras_groupopt.averaged_weights import averaged_weights as averaged_weights
 from keras_groupopt.averaged_weights import load_averages as load_averages
 from keras_groupopt.averaged_weights import save_averaged as save_averaged
 from keras_groupopt.batch_norm import update_batch_norm as update_batch_norm
+from keras_groupopt.callbacks.backup import BackupAndRestore as BackupAndRestore
 from keras_groupopt.callbacks.flush_accumulation import FlushAccumulation as FlushAccumulation
 from keras_groupopt.callbacks.group_logger import GroupLogger as GroupLogger
 from keras_groupopt.callbacks.use_averaged_weights import UseAveragedWeights as UseAveragedWeights
+from keras_groupopt.checkpoints import load_weights as load_weights
+from keras_groupopt.checkpoints import read_manifest as read_manifest
+from keras_groupopt.converters.foreign_state import load_torch_state as load_torch_state
+from keras_groupopt.converters.keras_optimizers import from_multi_optimizer as from_multi_optimizer
+from keras_groupopt.converters.keras_optimizers import from_optimizer as from_optimizer
 from keras_groupopt.ema import EMA as EMA
 from keras_groupopt.ema import SWA as SWA
 from keras_groupopt.grouped_optimizer import GroupedOptimizer as GroupedOptimizer
 from keras_groupopt.groups import Group as Group
 from keras_groupopt.groups import rule as rule
+from keras_groupopt.loss_scale import LossScaleOptimizer as LossScaleOptimizer
 from keras_groupopt.plan import Plan as Plan
 from keras_groupopt.rules.radam import RAdam as RAdam
 from keras_groupopt.schedules.constant import ConstantRate as ConstantRate
@@ -31,5 +39,8 @@ from keras_groupopt.selectors import regex as regex
 from keras_groupopt.selectors import variable_name as variable_name
 from keras_groupopt.selectors import variables as variables
 from keras_groupopt.selectors import where as where
+from keras_groupopt.state.matching import Report as Report
+from keras_groupopt.state.resuming import resuming as resuming
+from keras_groupopt.transfer import transfer_state as transfer_state
 
 __version__ = "0.1.0"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -11,19 +12,28 @@ import numpy as np
 from keras.src.backend.common import stateless_scope
 
 __all__ = [
+    "built_variables",
     "callback_list_of",
     "child_layers",
     "declared_learning_rate",
     "has_decay_exclusion",
+    "inner_optimizer_of",
+    "is_decayed",
     "is_keras_own",
+    "is_purged",
     "is_readable",
     "layer_class_names",
     "layer_classes",
+    "optimizer_map_of",
     "own_variables",
     "register_variables",
+    "replace_built_variables",
     "set_path",
     "skip_step",
+    "start_at_epoch",
     "track_all_state",
+    "track_variable",
+    "untrack",
 ]
 
 
@@ -131,8 +141,7 @@ def is_readable(variable: Any) -> bool:
 
     Not where it stands for a value that was passed in, nor while `fit` on JAX has it.
     """
-    in_scope = stateless_scope.in_stateless_scope()
-    return not in_scope and getattr(variable, "_value", variable) is not None
+    return not stateless_scope.in_stateless_scope() and not is_purged(variable)
 
 
 def register_variables(optimizer: Any, build: Any, variables: list[Any]) -> None:
@@ -148,6 +157,36 @@ def register_variables(optimizer: Any, build: Any, variables: list[Any]) -> None
         build(variables)
     finally:
         own.update(declared)
+
+
+def is_decayed(optimizer: Any, variable: keras.Variable) -> bool:
+    """Whether an optimizer with a `weight_decay` decays a variable; its exclusions have no getter.
+
+    On TensorFlow it searches the name of the backend's variable, which is a path.
+    """
+    asked = variable.value if keras.backend.backend() == "tensorflow" else variable
+    return bool(optimizer._use_weight_decay(asked))
+
+
+def built_variables(optimizer: Any) -> list[keras.Variable]:
+    """Returns the model's variables that an optimizer was built with; `variables` are its own."""
+    return list(optimizer._trainable_variables)
+
+
+def inner_optimizer_of(multi: Any, variable: keras.Variable) -> Any:
+    """Returns the optimizer that a `MultiOptimizer` trains a variable with, or `None`.
+
+    Its map has no getter, and one that makes an optimizer per call must not be asked again.
+    """
+    if not multi.built:
+        return multi._optimizer_map(variable)
+    index = multi._var_to_optimizer_idx.get(multi._var_key(variable))
+    return None if index is None else multi.optimizers[index]
+
+
+def optimizer_map_of(multi: Any) -> Any:
+    """Returns the map or function that a `MultiOptimizer` was made with, which has no getter."""
+    return multi._optimizer_map
 
 
 def set_path(variable: keras.Variable, path: str) -> None:
@@ -171,3 +210,37 @@ def track_all_state(optimizer: Any) -> None:
             if isinstance(item, keras.Variable) and id(item) not in known:
                 known.add(id(item))
                 optimizer._track_variable(item)
+
+
+def untrack(optimizer: Any, variable: keras.Variable) -> None:
+    """Takes a variable out of an optimizer's `variables`; Keras only ever adds to them."""
+    optimizer._tracker.untrack(variable)
+
+
+def replace_built_variables(optimizer: Any, variables: Sequence[keras.Variable]) -> None:
+    """Makes a built optimizer one that was built with other variables of the model.
+
+    The base class' `build` notes the variables and no more, which here is what is wanted: a
+    `LossScaleOptimizer`'s own would make its state anew. It adds to the places it knows.
+    """
+    optimizer._trainable_variables_indices.clear()
+    build = functools.partial(keras.optimizers.Optimizer.build, optimizer)
+    register_variables(optimizer, build, list(variables))
+
+
+def is_purged(variable: keras.Variable) -> bool:
+    """Whether `fit` on JAX holds the variable's value at the moment; `value` then only fails."""
+    return getattr(variable, "_value", variable) is None
+
+
+def track_variable(optimizer: Any, variable: keras.Variable) -> None:
+    """Puts a variable among an optimizer's own: `add_variable` makes plain ones only."""
+    optimizer._track_variable(variable)
+
+
+def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
+    """Lets the `fit` that has just begun start at `epoch`; at its argument's with `None`.
+
+    A callback gets `fit`'s arguments too late to change them; `fit` reads this once it began.
+    """
+    model._initial_epoch = epoch

@@ -32,6 +32,7 @@ from keras_groupopt.ema import Average, as_average
 from keras_groupopt.groups import as_anchor, as_exclusion, as_groups, as_rule
 from keras_groupopt.parts import Parts, overwritten_by_gradient
 from keras_groupopt.persistence import Persistence
+from keras_groupopt.rebuilding import Rebuilding
 from keras_groupopt.rules import registry
 from keras_groupopt.running_values import RunningValues
 from keras_groupopt.selectors import default_exclude_from_decay
@@ -54,7 +55,7 @@ _FIXED = (
 
 
 @keras.saving.register_keras_serializable(package="keras_groupopt")
-class GroupedOptimizer(RunningValues, Persistence, keras.optimizers.Optimizer):
+class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.Optimizer):
     """Trains each group of a model's variables with its own rule, rate, decay and anchor.
 
     At optimizer step `t`, for a variable `w` with gradient `g` in group `G`:
@@ -167,6 +168,7 @@ class GroupedOptimizer(RunningValues, Persistence, keras.optimizers.Optimizer):
         self.weight_decay = check_scalar("weight_decay", weight_decay, where=where)
         self.use_ema, self.ema_momentum = bool(use_ema), ema_momentum
         self.ema_overwrite_frequency = ema_overwrite_frequency
+        self.ema, self.on_nonfinite = ema, on_nonfinite
         average = as_average(ema, use_ema, ema_momentum, ema_overwrite_frequency)
         self.gradient_accumulation_steps = check_steps(gradient_accumulation_steps, where)
         defaults = planning.Defaults(
@@ -234,7 +236,8 @@ class GroupedOptimizer(RunningValues, Persistence, keras.optimizers.Optimizer):
             if any(id(variable) not in own for variable in self._trainable_variables):
                 raise ValueError(
                     "`model` must hold the variables that this optimizer was built with. "
-                    f'Received: model "{model.name}", which does not. Make a new '
+                    f'Received: model "{model.name}", which does not. Call '
+                    "`optimizer.rebuild(model)` if it took the place of that model, or make a new "
                     "GroupedOptimizer for another model."
                 )
         self._declaration.model = weakref.ref(model)
@@ -345,25 +348,28 @@ class GroupedOptimizer(RunningValues, Persistence, keras.optimizers.Optimizer):
         pending = self._declaration.pending
         if pending is not None:
             # Kept where it is refused, so that no later call goes on as if it had been loaded.
-            state.assign(self, self._built_parts("build"), *pending, self._declaration.resting)
+            state.give(self, self._built_parts("build"), *pending, self._declaration.resting)
             self._declaration.pending = None
 
     def _build(self, variables: list[Any]) -> None:
         plan = self._resolve(variables)
         self._say_if_changed(plan)
+        parts = self._make_parts(plan, variables)
+        config.warn_about_variables(plan, variables)
+        _compat.register_variables(self, super().build, variables)
+        parts.set_scalars(self._declaration.current)
+        self._parts = parts
+
+    def _make_parts(self, plan: planning.Plan, variables: list[Any]) -> Parts:
         # A build that fails leaves nothing behind: what may fail comes before what is kept.
         parts = Parts(plan, variables, self._declaration.live_model(required=False))
         for planned in plan.groups:
             if planned.group.rule is not None:
                 registry.claim_instance(planned.group.rule, self, planned.group.where)
         parts.make_variables(self)
-        config.warn_about_variables(plan, variables)
-        _compat.register_variables(self, super().build, variables)
-        sizes = parts.state_bytes()
-        parts.plan = planning.with_state_bytes(plan, sizes)
-        self._parts = parts
-        for (group, scalar), value in self._declaration.current.items():
-            parts[group].scalars[scalar].set(value)
+        parts.layout = state.protect(self, parts)
+        parts.plan = planning.with_state_bytes(plan, parts.state_bytes())
+        return parts
 
     def _say_if_changed(self, plan: planning.Plan) -> None:
         preview = self._declaration.preview
@@ -459,8 +465,8 @@ class GroupedOptimizer(RunningValues, Persistence, keras.optimizers.Optimizer):
                 "Every variable must be one the optimizer was built with. Received: unknown "
                 f"{', '.join(self._name_of(v) for v in unknown[:5])}"
                 f"{' …' if len(unknown) > 5 else ''}. They became trainable, or were added, after "
-                "the optimizer was built, or belong to another model: compile the model with a "
-                "new GroupedOptimizer(model=...)."
+                "the optimizer was built, or belong to another model. Call "
+                "`optimizer.rebuild(model)`, which keeps the state of every variable that stays."
             )
         return positions
 
@@ -529,11 +535,16 @@ class GroupedOptimizer(RunningValues, Persistence, keras.optimizers.Optimizer):
         own = self.variables
         counts = (len(trainable_variables), len(optimizer_variables))
         if counts != (len(variables), len(own)):
+            model = self._declaration.live_model(required=False)
+            if model is not None:
+                # Names the variables the values may be of, where it is they that changed.
+                self._positions(model.trainable_variables)
             raise ValueError(
                 "`stateless_apply` must get one value per variable. Received: "
                 f"{counts[0]} trainable and {counts[1]} optimizer values, for {len(variables)} "
-                f"and {len(own)} variables. Variables that became trainable or were added after "
-                "the optimizer was built need a new GroupedOptimizer(model=...)."
+                f"and {len(own)} variables. If variables became trainable, or were added, after "
+                "the optimizer was built, call `optimizer.rebuild(model)`, which keeps the state "
+                "of every variable that stays."
             )
         mapping = [
             *zip(variables, kernels.own(trainable_variables), strict=True),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -228,6 +228,8 @@ class GroupParts:
         paths = {id(v): p.path for v, p in zip(self.variables, self.planned.variables, strict=True)}
         for variable in self.rule.variables:
             if variable is self.rule.iterations:
+                # Not the optimizer's own: a rule that starts over later has made fewer steps.
+                found[f"{self.name}/@rule/@iterations"] = variable
                 continue
             index, slot = self.slots[id(variable)]
             owner = "@rule" if index is None else paths[id(self.ruled[index])]
@@ -268,6 +270,8 @@ class Parts:
         for number, planned in enumerate(plan.groups):
             for index, variable in enumerate(planned.variables):
                 self.places[variable.position] = (number, index)
+        # Stands for the layout where values come without names.
+        self.layout: Any = None
         # Weights without optimizer state were loaded before the first step: they are the anchors,
         # but other layers may still be loading.
         self.anchors_are_due = False
@@ -304,6 +308,14 @@ class Parts:
             for index in (range(len(group.averages)) if indices is None else indices[number])
             if group.averages[index] is not None
         ]
+
+    def set_scalars(self, current: Mapping[tuple[str, str], float]) -> None:
+        """Sets numbers by group and name, where they are still declared as numbers."""
+        for (name, scalar), value in current.items():
+            for group in self.groups:
+                found = group.scalars.get(scalar) if group.name == name else None
+                if found is not None and not found.is_schedule:
+                    found.set(value)
 
     def __getitem__(self, name: str) -> GroupParts:
         self.plan[name]
@@ -344,6 +356,12 @@ class Parts:
         for group in self.groups:
             found.update(group.entries())
         return found
+
+    @property
+    def paths(self) -> dict[int, str]:
+        """The layer path of each variable, by identity."""
+        pairs = zip(self.variables, self.plan.variables, strict=True)
+        return {id(variable): planned.path for variable, planned in pairs}
 
     def state_bytes(self) -> dict[int, int]:
         """Returns, per position of each variable, the bytes of state that belong to it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keras_groupopt import state
@@ -33,7 +33,7 @@ class Persistence:
         """Sets `optimizer.variables`, in order.
 
         Raises:
-            ValueError: If the optimizer is not built, or counts or shapes differ.
+            ValueError: If the optimizer is not built, or counts, shapes or layouts differ.
         """
         variables = self.variables if self._is_built else []
         shapes = [tuple(v.shape) for v in variables]
@@ -45,6 +45,9 @@ class Persistence:
                 f"{'' if self._is_built else ', as the optimizer is not built'}."
             )
         for variable, weight in zip(variables, weights, strict=True):
+            if isinstance(variable, state.LayoutVariable):
+                variable.check(weight)
+        for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
         for group in [] if self._parts is None else self._parts.groups:
             group.anchors_unknown = False
@@ -55,12 +58,16 @@ class Persistence:
         Nothing while the averages are in the weights' place (`kgo.averaged_weights`): beside them
         this state would resume a run from weights it was never at.
         """
-        if self._declaration.pending is not None:
-            state.write_pending(store, self, *self._declaration.pending)
+        pending = self._declaration.pending
+        if pending is not None:
+            waiting = state.as_pending(self, pending[0])
+            state.write(store, waiting.manifest, waiting.values)
         elif self._parts is not None and not self._parts.averages_in_weights:
             self._parts.capture_due(self._iterations)
             entries = state.entries_of(self, self._parts)
-            state.write(store, entries, state.manifest_of(entries, self._parts.plan))
+            layout = state.manifest_of(entries, self._parts.plan)
+            model = self._declaration.live_model(required=False)
+            state.write(store, layout, entries, model)
 
     def load_own_variables(self, store: Any) -> None:
         """Reads state that `save_own_variables` wrote; kept until build if not built yet.
@@ -72,24 +79,122 @@ class Persistence:
         if not len(store.keys()):
             self._note_weights_without_state()
             return
-        manifest = state.read_manifest(store)
-        values = state.read(store, manifest)
+        self._accept(state.read(store), state.present_terms())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns all state as a nested dict of NumPy arrays, which later steps leave alone.
+
+        `state["groups"][group][layer path][slot]` is an array, bfloat16 ones as
+        `ml_dtypes.bfloat16`; `"@rule"` in place of a layer path holds what a rule keeps as a
+        whole, and slots that begin with `@` are the optimizer's own, such as `"@anchor"`.
+        `state["scalars"]` holds `"@iterations"`, `"@learning_rate"` if it is a number, and
+        numbers of groups, such as `"@weight_decay/head"`. `state["manifest"]` is plain JSON.
+
+        Raises:
+            ValueError: If the optimizer is not built and has no loaded state.
+        """
+        return state.to_nested(self._taken("state_dict"))
+
+    def load_state_dict(
+        self, state_dict: dict[str, Any], strict: bool = True, renames: Any = None
+    ) -> state.Report:
+        """Restores what `state_dict` returned; kept until build if not built yet.
+
+        Args:
+            state_dict: The nested dict.
+            strict: Whether another layout is refused; as in `kgo.resuming`.
+            renames: Saved names and present ones; as in `kgo.resuming`.
+
+        Returns:
+            A report of what was kept, starts fresh and was dropped.
+
+        Raises:
+            TypeError: If it is no such dict.
+            ValueError: If it is not as it was returned, or its layout is another one. Nothing is
+                assigned then.
+        """
+        return self._accept(state.from_nested(state_dict), state.terms(strict, renames))
+
+    def save_state(self, path: Any) -> None:
+        """Writes all state to a file, without the model: whole, or not at all.
+
+        Args:
+            path: Where to; ends in `.npz`.
+
+        Raises:
+            ValueError: If the path has another ending, or the optimizer is not built.
+            OSError: If it cannot be written. A file that was there stays as it was.
+        """
+        state.write_file(path, self._taken("save_state"))
+
+    def load_state(self, path: Any, strict: bool = True, renames: Any = None) -> state.Report:
+        """Restores what `save_state` wrote; kept until build if not built yet.
+
+        Args:
+            path: The file.
+            strict: Whether another layout is refused; as in `kgo.resuming`.
+            renames: Saved names and present ones; as in `kgo.resuming`.
+
+        Returns:
+            A report of what was kept, starts fresh and was dropped.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If it is damaged, or its layout is another one. Nothing is assigned then.
+        """
+        return self._accept(state.read_file(path), state.terms(strict, renames))
+
+    def _taken(self, asked: str) -> state.Saved:
+        pending = self._declaration.pending
+        if pending is not None:
+            return state.as_pending(self, pending[0])
+        if self._parts is None:
+            raise ValueError(
+                f"`{asked}` needs a built optimizer. Received: one that is not built. Call "
+                "`optimizer.build(model.trainable_variables)` first."
+            )
+        return state.take(self, self._parts)
+
+    def _accept(self, saved: state.Saved, terms: state.Terms) -> state.Report:
+        """Takes state, now or when built."""
         if self._parts is None:
             declared = self._declaration.defaults.learning_rate
-            values = state.assign_early(self, declared, manifest, values)
-            self._declaration.pending = (manifest, values)
+            self._declaration.pending = (state.give_early(self, declared, saved), terms)
+            terms.report.fill(state.Report(status="waits for the build"))
         else:
-            state.assign(self, self._parts, manifest, values, self._declaration.resting)
+            state.give(self, self._parts, saved, terms, self._declaration.resting)
             self._declaration.pending = None
+        return terms.report
 
     def _note_weights_without_state(self) -> None:
-        if self._parts is None:
-            return
-        if int(self._iterations) == 0:
-            self._parts.anchors_are_due = True
-        else:
+        note_new_weights(self)
+        if self._parts is not None and int(self._iterations) != 0:
             warnings.warn(
                 "The file holds weights but no optimizer state. The optimizer stays as it is: at "
                 f"step {int(self._iterations)}, with its moments and anchors.",
                 stacklevel=3,
             )
+
+
+def note_new_weights(optimizer: Any) -> None:
+    """Notes that weights came without state: before the first step they are the anchors."""
+    parts = optimizer._parts
+    if parts is not None and int(optimizer.iterations) == 0:
+        parts.anchors_are_due = True
+
+
+def remember(optimizer: Any) -> Callable[[], None]:
+    """Returns a function that puts back what loading changes beside the variables."""
+    declaration, parts = optimizer._declaration, optimizer._parts
+    pending = declaration.pending
+    due = parts is not None and parts.anchors_are_due
+    unknown = [] if parts is None else [group.anchors_unknown for group in parts.groups]
+
+    def put_back() -> None:
+        declaration.pending = pending
+        if parts is not None:
+            parts.anchors_are_due = due
+            for group, value in zip(parts.groups, unknown, strict=True):
+                group.anchors_unknown = value
+
+    return put_back

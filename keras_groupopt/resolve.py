@@ -278,7 +278,7 @@ def bind(
         raise ValueError(
             "The model must have the trainable variables that the optimizer's config was saved "
             f"with. First differences:\n  {wording.first_lines(differences)}"
-            "\nMake a new GroupedOptimizer(model=...) for a model that changed."
+            "\nCall `optimizer.rebuild(model)` for a model that changed."
         )
     declared = list(groups)
     known = {group.name for group in declared}

@@ -28,7 +28,7 @@ CALLS = [
         ValueError,
         "must be one the optimizer was built with",
         "unknown backbone/dense/kernel",
-        r"a new GroupedOptimizer\(model=\.\.\.\)",
+        r"Call `optimizer\.rebuild\(model\)`",
     ),
     row(
         "build for another model",

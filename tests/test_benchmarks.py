@@ -73,6 +73,23 @@ def test_step_time_writes_figures_of_every_contender(new_process, tmp_path, back
     assert ("no_clip: grouped / multi_optimizer" in limits) == ("multi_optimizer" in PEERS)
 
 
+def test_running_state_times_micro_steps_averages_checks_and_files(new_process, tmp_path, backend):
+    output = tmp_path / "result.json"
+    arguments = ("--model", "small", "--builds", "1", "--repeats", "2", "--file-repeats", "1")
+    new_process(STEP_TIME.with_name("running_state.py"), *arguments, "--output", str(output))
+    result = json.loads(output.read_text())
+    assert result["backend"] == backend
+    steps = result["steps"]
+    assert {"apply", "apply_checked", "apply_averaged", "micro_step", "addition"} <= steps.keys()
+    assert all(found["wall_ms"]["minimum"] >= 0 for found in steps.values())
+    assert steps["micro_step"]["ratio_to_addition"]["limit"] == 3.0
+    files = result["files"]
+    # Averages are one more copy of the weights, in ours as in Keras' file.
+    for ours, peer in (("grouped", "adamw"), ("grouped_averaged", "adamw_averaged")):
+        assert files[ours]["keras_bytes"] < 1.02 * files[peer]["keras_bytes"]
+        assert files[ours]["load_weights_seconds"]["minimum"] > 0
+
+
 def test_a_ratio_is_taken_round_by_round_and_averaged_over_builds(script):
     # In the second round the machine was ten times slower, for both.
     found = script("measuring").ratio(

@@ -16,7 +16,7 @@ BACKENDS = ("tensorflow", "jax", "torch")
 # From the bottom up. A part may import parts of the rows above it in this table, and of its own
 # row; `ALONE` import nothing of ours at all.
 ROWS = (
-    ("variable_info", "views", "arguments", "naming", "wording", "_compat"),
+    ("variable_info", "views", "arguments", "naming", "wording", "_compat", "atomic"),
     ("selectors", "ema"),
     ("groups",),
     ("plan",),
@@ -29,12 +29,22 @@ ROWS = (
     ("parts",),
     ("step", "declaration", "config"),
     ("state",),
-    ("running_values", "persistence"),
+    ("running_values", "persistence", "rebuilding"),
     ("grouped_optimizer",),
-    ("training", "callbacks", "recipes", "averaged_weights", "batch_norm"),
+    ("loss_scale",),
+    (
+        "training",
+        "callbacks",
+        "recipes",
+        "converters",
+        "transfer",
+        "checkpoints",
+        "averaged_weights",
+        "batch_norm",
+    ),
     ("__init__",),
 )
-ALONE = ("variable_info", "views", "arguments", "naming", "_compat")
+ALONE = ("variable_info", "views", "arguments", "naming", "_compat", "atomic")
 PURE = (
     "variable_info",
     "views",

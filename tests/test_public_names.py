@@ -22,6 +22,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 # How to make one of each class that has arguments without a default and a `get_config`.
 EXAMPLES: dict[str, Callable[[], Any]] = {
     "ConstantRate": lambda: kgo.ConstantRate(1e-4),
+    "LossScaleOptimizer": lambda: kgo.LossScaleOptimizer(kgo.GroupedOptimizer(), 1024),
 }
 
 

@@ -145,10 +145,19 @@ def test_state_is_keyed_by_group_layer_path_and_slot_and_written_once(tmp_path):
     }
     expected |= {f"backbone/body/{layer}/kernel/@anchor" for layer in ("first", "dense")}
     expected |= {f"head/head/{name}/momentums" for name in ("kernel", "bias")}
+    expected |= {f"{group}/@rule/@iterations" for group in ("backbone", "head")}
     assert set(manifest["state"]) == expected
     assert names == {"@manifest", *(key.replace("/", "|") for key in expected)}
-    assert manifest["rules"] == {"backbone": "adam", "head": "sgd"}
-    assert manifest["format"] == 1
+    assert {n: g["rule"] for n, g in manifest["groups"].items()} == {
+        "backbone": "adam",
+        "head": "sgd",
+    }
+    assert manifest["groups"]["head"]["variables"] == {
+        "head/kernel": [[3, 2], "float32"],
+        "head/bias": [[2], "float32"],
+    }
+    assert manifest["format"] == 2
+    assert manifest["iterations"] == 3
     assert manifest["provisional"] is False
     np.testing.assert_array_equal(anchor, compiled().get_weights()[0])
 
@@ -410,13 +419,13 @@ ANCHOR = "backbone|body|first|kernel|@anchor"
         (damage(ANCHOR), "manifest names backbone/body/first/kernel/@anchor, which is missing"),
         (
             damage(ANCHOR, np.ones((2, 2))),
-            r"@anchor has shape \[2, 2\], its manifest says \[4, 3\]",
+            r"@anchor has shape \[2, 2\] .*, its manifest says \[4, 3\]",
         ),
         (damage("@manifest"), "without a manifest"),
         (damage("@manifest", np.frombuffer(b'{"form', "uint8")), "manifest .* is damaged"),
         (damage("@manifest", np.frombuffer(b"\xff\xfe", "uint8")), "manifest .* is damaged"),
         (damage("@manifest", np.frombuffer(b"[1]", "uint8")), "manifest .* is damaged"),
-        (another_format, "must be of format 1. Received: format 99"),
+        (another_format, "must be of format 2. Received: format 99"),
     ],
     ids=["missing", "shape", "no manifest", "cut manifest", "bytes", "no dict", "other format"],
 )

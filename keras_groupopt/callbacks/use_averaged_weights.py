@@ -16,6 +16,7 @@ import keras
 
 from keras_groupopt import _compat, averaging, batch_norm
 from keras_groupopt.averaged_weights import averaged_weights, averages_of, statistics_pairs
+from keras_groupopt.callbacks.backup import BackupAndRestore
 from keras_groupopt.callbacks.unwrap import unwrap
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
 
@@ -270,13 +271,12 @@ def _acts(callback: Any, hook: str) -> bool:
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(_Callback, hook)
 
 
+_NEED_WEIGHTS = (keras.callbacks.BackupAndRestore, BackupAndRestore, UseAveragedWeights)
+
+
 def _checked(callbacks: Any) -> list[Any]:
     own = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-    refused: Iterator[Any] = (
-        callback
-        for callback in own
-        if isinstance(callback, (keras.callbacks.BackupAndRestore, UseAveragedWeights))
-    )
+    refused: Iterator[Any] = (callback for callback in own if isinstance(callback, _NEED_WEIGHTS))
     for callback in own:
         if not isinstance(callback, _Callback):
             raise TypeError(

@@ -86,18 +86,17 @@ def accumulate(
         accumulator.assign(accumulator + added)
 
 
-def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor) -> None:
+def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, copies: bool) -> None:
     """Does `v ← v + share · (w − v)` for each average and its variable, in place.
-
-    Exactly `v ← w` where `share` is 1.
 
     Args:
         averages: Float32 or float64 variables.
         variables: Variables of their shapes.
         share: A float32 scalar in [0, 1].
+        copies: Whether `share` may be 1, where `v` is to become `w` exactly.
     """
     for mean, variable in zip(averages, variables, strict=True):
         value = ops.cast(variable, mean.dtype)
         part = ops.cast(share, mean.dtype)
         moved = mean + part * (value - mean)
-        mean.assign(ops.where(part >= 1, value, moved))
+        mean.assign(ops.where(part >= 1, value, moved) if copies else moved)

@@ -19,16 +19,17 @@ def known(predicate: Tensor) -> bool | None:
 def conditional(predicate: Tensor, body: Callable[[], None], variables: Sequence[Any]) -> None:
     """Runs `body` if `predicate` holds, within a step that is being compiled.
 
-    The branch that is not taken returns what it was given, which XLA leaves in place.
+    As a loop of at most one turn: XLA carries the values of a loop in place, where it copies each
+    value that a branch only passes on.
     """
 
-    def taken(values: list[Tensor]) -> list[Tensor]:
-        mapping = list(zip(variables, values, strict=True))
+    def turn(state: tuple[Tensor, list[Tensor]]) -> tuple[Tensor, list[Tensor]]:
+        mapping = list(zip(variables, state[1], strict=True))
         with keras.StatelessScope(state_mapping=mapping) as scope:
             body()
-        return [scope.get_current_value(variable) for variable in variables]
+        return jax.numpy.array(False), [scope.get_current_value(v) for v in variables]
 
     values = [variable.value for variable in variables]
-    results = jax.lax.cond(predicate, taken, lambda values: values, values)
+    _, results = jax.lax.while_loop(lambda state: state[0], turn, (predicate, values))
     for variable, result in zip(variables, results, strict=True):
         variable.assign(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -89,16 +90,31 @@ def accumulate(
     accumulators: Sequence[Any], gradients: Sequence[Tensor], weight: Tensor | None, keep: Any
 ) -> None:
     """Does `a ← a + weight · g`; rows that a sparse gradient does not name are not touched."""
+    if keep is not None:
+        # Masks would be passes over memory of their own.
+        add = functools.partial(accumulate, accumulators, gradients, weight, None)
+        conditional(keep, add, accumulators)
+        return
     for accumulator, gradient in zip(accumulators, gradients, strict=True):
         added = tf.cast(_values(gradient), accumulator.dtype)
         if weight is not None:
             added *= tf.cast(weight, accumulator.dtype)
-        if keep is not None:
-            added = tf.where(keep, added, tf.zeros_like(added))
         if isinstance(gradient, tf.IndexedSlices):
             accumulator.value.scatter_add(tf.IndexedSlices(added, gradient.indices))
         else:
             accumulator.value.assign_add(added)
+
+
+def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, copies: bool) -> None:
+    """Does `v ← v + share · (w − v)`; exactly `v ← w` where `share` is 1 and it `copies`."""
+    for mean, variable in zip(averages, variables, strict=True):
+        own = mean.value
+        value = tf.cast(tf.convert_to_tensor(variable), own.dtype)
+        part = tf.cast(share, own.dtype)
+        if copies:
+            own.assign(tf.where(part >= 1, value, own + part * (value - own)))
+        else:
+            own.assign_add(part * (value - own))
 
 
 def known(predicate: Tensor) -> bool | None:

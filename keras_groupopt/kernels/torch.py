@@ -106,8 +106,9 @@ def accumulate(
 
 
 @torch.no_grad()
-def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor) -> None:
+def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, copies: bool) -> None:
     """Does `v ← v + share · (w − v)`, in place and in one pass; exactly `w` where `share` is 1."""
+    del copies
     for mean, variable in zip(averages, variables, strict=True):
         own = mean.value
         own.lerp_(variable.value.to(own.dtype), share.to(own.device, own.dtype))

@@ -135,6 +135,21 @@ def lift_instance(group: Group) -> Group:
     return dataclasses.replace(group, rule=plain, **moved)
 
 
+def rule_of(instance: Any) -> Rule:
+    """Returns the algorithm of an optimizer, built or not, as a rule without a rate.
+
+    Decay, clipping and what only the whole optimizer can mean are left out.
+    """
+    config = _config_of(instance)
+    arguments = _explicit_arguments(config, instance)
+    outside = {"learning_rate", *LIFTED, *WHOLE_ONLY}
+    return Rule(
+        type_of(instance),
+        {name: value for name, value in arguments.items() if not name.endswith("weight_decay")},
+        {name: value for name, value in config.items() if name not in outside},
+    )
+
+
 def type_of(instance: Any) -> type:
     """Returns the class a user wrote: Keras puts a subclass of its own in its place on torch."""
     cls = type(instance)

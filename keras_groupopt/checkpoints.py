@@ -1,0 +1,315 @@
+"""Files of models: what is in them, and loading them whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+
+from keras_groupopt import persistence, state
+from keras_groupopt.callbacks.unwrap import unwrap
+from keras_groupopt.grouped_optimizer import GroupedOptimizer
+from keras_groupopt.state import weights
+
+Path = str | os.PathLike[str]
+
+_WEIGHTS = "model.weights.h5"
+_ENDINGS = (".keras", ".weights.h5", ".weights.json", ".npz")
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Returns what a file says of the optimizer state in it, without loading weights or state.
+
+    The dict is plain JSON:
+
+        format          the number of the format
+        keras_groupopt  the version that wrote it
+        iterations      the optimizer step
+        provisional     whether paths come from `variable.path`, as no model was given
+        groups          per group: "rule", its "class", "variables" (layer path to shape and
+                        dtype), and "anchors" (their SHA-256, or None)
+        declared        what was declared for each scalar: a number or a schedule's config
+        state           per key: shape, dtype and CRC-32 of the array
+        weights         CRC-32s of the model's arrays, by dtype and shape, if the optimizer
+                        had its model
+        checksum        the CRC-32 of all this
+
+    Args:
+        path: A `.keras`, `.weights.h5` or `.weights.json` file of a model that was compiled with
+            a `GroupedOptimizer`, also inside a `LossScaleOptimizer`; or what
+            `optimizer.save_state` wrote.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is another kind of file, is damaged, holds no state of a
+            `GroupedOptimizer`, or has another format.
+
+    Example:
+    >>> import os, tempfile, keras, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
+    >>> model.compile(optimizer=kgo.GroupedOptimizer(model=model, rule="adam"), loss="mse")
+    >>> model.optimizer.build(model.trainable_variables)
+    >>> path = os.path.join(tempfile.mkdtemp(), "model.keras")
+    >>> model.save(path)
+    >>> manifest = kgo.read_manifest(path)
+    >>> manifest["iterations"], manifest["groups"]["default"]["variables"]
+    (0, {'head/kernel': [[4, 2], 'float32'], 'head/bias': [[2], 'float32']})
+    """
+    name = _checked(path)
+    if name.endswith(".npz"):
+        with state.opened(name) as arrays:
+            return state.read_manifest(arrays)
+    with _opened(name) as files:
+        for file in files:
+            found = _manifest_place(file)
+            if found is not None:
+                return state.read_manifest(_Group(file[found]))
+    raise ValueError(
+        "`path` must hold the state of a GroupedOptimizer. Received: "
+        f"path={name!r}, which holds none. Was the model compiled with one, and trained or built, "
+        "before it was saved?"
+    )
+
+
+def read_state(path: Path) -> state.Saved | None:
+    """Returns the optimizer state in a file of a model, after checking all of it.
+
+    Args:
+        path: As in `read_manifest`, of a model.
+
+    Returns:
+        The state; `None` if there is none of a `GroupedOptimizer`.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is another kind of file, or is damaged.
+    """
+    with _opened(_checked(path)) as files:
+        for file in files:
+            place = _manifest_place(file)
+            if place is not None:
+                return state.read(_Group(file[place]))
+    return None
+
+
+def load_weights(model: Any, path: Path, *, optimizer: bool = True) -> None:
+    """Loads weights and optimizer state, or leaves everything bit-identical.
+
+    Like `model.load_weights`, with three differences. The file is verified first: the checksums
+    of a `.keras` archive, and those that a `GroupedOptimizer` with its model keeps of weights and
+    state. On any exception, Ctrl-C too, all weights and all state are as they were. And the
+    optimizer can be left alone. A surrounding `kgo.resuming` holds here too.
+
+    It keeps a copy of the model and its optimizer in memory while it loads.
+
+    Args:
+        model: A built Keras model.
+        path: A `.weights.h5`, `.weights.json` or `.keras` file.
+        optimizer: Whether optimizer state is loaded. `False` takes the weights alone, for a new
+            task: the step, moments and rates stay. Before the first step they then are
+            what anchors of kind `"initial"` start from.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        TypeError: If `model` is no model.
+        ValueError: If the file is damaged or does not fit.
+
+    Example:
+    >>> import os, tempfile, keras, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
+    >>> model.compile(optimizer=kgo.GroupedOptimizer(model=model, rule="adam"), loss="mse")
+    >>> path = os.path.join(tempfile.mkdtemp(), "model.weights.h5")
+    >>> model.save_weights(path)
+    >>> with open(path, "r+b") as file:
+    ...     _ = file.truncate(os.path.getsize(path) // 2)
+    >>> kgo.load_weights(model, path)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    ValueError: `path` must be a whole file that fits the model. Received: path=...
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"`model` must be a Keras model. Received: model={model!r} of type "
+            f"{type(model).__name__}."
+        )
+    name = _checked(path)
+    if name.endswith(".npz"):
+        raise ValueError(
+            f"`path` must be a file of a model. Received: path={name!r}. Use "
+            "`optimizer.load_state(path)`."
+        )
+    terms = state.present_terms()
+    terms.report.fill(state.Report())
+    with _unharmed(model):
+        try:
+            holds_state = _verify(name)
+            with state.on_terms(terms):
+                _load(model, name, optimizer)
+            if optimizer and holds_state and _grouped(model) is not None:
+                _check_taken(terms)
+        except Exception as error:
+            raise ValueError(
+                "`path` must be a whole file that fits the model. Received: "
+                f"path={name!r}: {error}\nThe model and its optimizer are as they were."
+            ) from error
+
+
+def _checked(path: Path) -> str:
+    name = os.fspath(path)
+    if not isinstance(name, str) or not name.endswith(_ENDINGS):
+        raise ValueError(
+            f"`path` must be a file that ends in one of {', '.join(_ENDINGS)}. Received: "
+            f"path={path!r}."
+        )
+    if not os.path.exists(name):
+        raise FileNotFoundError(f"`path` must be an existing file. Received: path={name!r}.")
+    return name
+
+
+def _grouped(model: Any) -> GroupedOptimizer | None:
+    found = unwrap(getattr(model, "optimizer", None))
+    return found if isinstance(found, GroupedOptimizer) else None
+
+
+def _load(model: Any, name: str, optimizer: bool) -> None:
+    if optimizer or model.optimizer is None:
+        model.load_weights(name)
+        return
+    skipped = {"objects_to_skip": [model.optimizer]}
+    if name.endswith(".keras"):
+        # Keras leaves objects out of weights files only.
+        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(name) as archive:
+            model.load_weights(archive.extract(_WEIGHTS, folder), **skipped)
+    else:
+        model.load_weights(name, **skipped)
+    grouped = _grouped(model)
+    if grouped is not None:
+        persistence.note_new_weights(grouped)
+
+
+def _check_taken(terms: state.Terms) -> None:
+    """Refuses a load that passed the state in the file by: a damaged name hides it from Keras."""
+    if terms.report.status not in ("loaded", "waits for the build"):
+        raise ValueError("the optimizer state in it is not where Keras looks for it")
+
+
+def _verify(name: str) -> bool:
+    """Reads the whole file once; returns whether it holds state of a GroupedOptimizer."""
+    if name.endswith(".keras"):
+        with zipfile.ZipFile(name) as archive:
+            bad = archive.testzip()
+        if bad is not None:
+            raise ValueError(f"the checksum of {bad} in it differs")
+    found = None
+    arrays = []
+    with _opened(name) as files:
+        for file in files:
+            place = _manifest_place(file)
+            if place is not None:
+                found = state.read_manifest(_Group(file[place]))
+        for file in files if found is not None and "weights" in found else ():
+            arrays += _arrays(file)
+    if found is None:
+        return False
+    wrong = weights.differing(found.get("weights", {}), arrays)
+    if wrong:
+        raise ValueError(f"the checksum of a weight of kind {wrong[0]} in it differs")
+    return True
+
+
+@contextlib.contextmanager
+def _opened(name: str) -> Iterator[list[h5py.File]]:
+    """Opens the H5 files of a saved model."""
+    with contextlib.ExitStack() as stack:
+        try:
+            yield [stack.enter_context(h5py.File(file, "r")) for file in _files(name, stack)]
+        except Exception as error:  # a damaged file may make h5py and zipfile raise anything
+            if "optimizer state" in str(error):
+                raise
+            raise ValueError(f"`path` must be a whole file. Received: {name!r}: {error}") from error
+
+
+def _files(name: str, stack: contextlib.ExitStack) -> list[Any]:
+    if name.endswith(".weights.json"):
+        with open(name, encoding="utf-8") as file:
+            places = json.load(file)["weight_map"].values()
+        shards = {shard for place in places for shard in ([place] if _is_one(place) else place)}
+        folder = pathlib.Path(name).parent
+        return [folder / pathlib.PurePath(shard).name for shard in sorted(shards)]
+    if name.endswith(".keras"):
+        archive = stack.enter_context(zipfile.ZipFile(name))
+        return [stack.enter_context(archive.open(_WEIGHTS))]
+    return [name]
+
+
+def _is_one(place: Any) -> bool:
+    return isinstance(place, str)
+
+
+def _manifest_place(file: h5py.File) -> str | None:
+    """Returns the group that holds a manifest: the optimizer may be inside another one."""
+    return file.visit(lambda name: name[: -len("/@manifest")] if _is_manifest(name) else None)
+
+
+def _is_manifest(name: str) -> bool:
+    return name.endswith("/@manifest")
+
+
+def _arrays(file: h5py.File) -> list[Any]:
+    found: list[Any] = []
+
+    def add(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset) and not name.startswith("optimizer/"):
+            found.append(_array(item))
+
+    file.visititems(add)
+    return found
+
+
+def _array(dataset: h5py.Dataset) -> np.ndarray:
+    # H5 has no bfloat16; Keras notes it beside the array.
+    dtype = dataset.attrs.get("dtype")
+    return np.asarray(dataset[()], dtype=np.dtype(dtype) if dtype == "bfloat16" else None)
+
+
+class _Group:
+    """A group of an H5 file as a store."""
+
+    def __init__(self, group: h5py.Group) -> None:
+        self._group = group
+
+    def __getitem__(self, name: str) -> Any:
+        return self._group[name][()]
+
+    def keys(self) -> list[str]:
+        return list(self._group.keys())
+
+
+@contextlib.contextmanager
+def _unharmed(model: Any) -> Iterator[None]:
+    """Puts a model and its optimizer back where the block fails."""
+    optimizer = getattr(model, "optimizer", None)
+    variables = [*model.variables, *(() if optimizer is None else optimizer.variables)]
+    values = [np.array(keras.ops.convert_to_numpy(v), copy=True) for v in variables]
+    grouped = _grouped(model)
+    put_back = None if grouped is None else persistence.remember(grouped)
+    try:
+        yield
+    except BaseException:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        if put_back is not None:
+            put_back()
+        raise

@@ -1,0 +1,237 @@
+"""An optimizer whose model or groups change: parts made anew, state carried over."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_groupopt import _compat, config, resolve, state, wording
+from keras_groupopt.declaration import Declaration
+from keras_groupopt.groups import Group, as_groups
+from keras_groupopt.parts import Parts
+from keras_groupopt.plan import Plan
+from keras_groupopt.rules import registry
+from keras_groupopt.state.carried import Copies, carried
+
+# What `fit`, `evaluate` and `predict` compiled for the variables as they were.
+_COMPILED = ("train", "test", "predict")
+
+
+class Rebuilding:
+    """The part of `GroupedOptimizer` that follows a model that changes."""
+
+    _declaration: Declaration
+    _parts: Parts | None
+    _variables: list[Any]
+    _is_built: bool
+    _resolve: Any
+    _make_parts: Any
+    iterations: Any
+
+    def rebuild(self, model: Any, groups: Any = None) -> state.Report:
+        """Resolves the plan again for a model that changed, and keeps the state of what stays.
+
+        After layers were frozen, unfrozen, given LoRA or added, or with other groups. A variable
+        keeps its moments, average, accumulator and anchor if it is still the same object; if none
+        is (the model was made anew), if its layer path is the same. In another group it keeps them
+        where the rule is of the same class and the slots agree. The step, the base rate, and
+        numbers set by hand stay where their declaration did.
+
+        A new variable starts fresh, and its `"initial"` anchor is its value now. It shares its
+        group's count of steps, on which bias corrections depend; in a new group that count starts
+        at 0. Schedules go on from the step of the optimizer. A variable that is frozen now is left
+        out, and its state is dropped; where it shall stay, do not rebuild: a variable frozen later
+        is left alone.
+
+        `fit` goes on with the compiled model, without `compile`. A callback may call it, with its
+        `self.model`. A `LossScaleOptimizer` around this optimizer follows where it is the model's.
+
+        Args:
+            model: The model as it is now. It becomes the optimizer's.
+            groups: The groups from now on, as for `GroupedOptimizer`. Default: the declared ones.
+
+        Returns:
+            What was kept, starts fresh and was dropped.
+
+        Raises:
+            TypeError: If `model` is no model, or a group is none.
+            ValueError: If the groups do not fit the model. The optimizer is then as it was.
+
+        Example:
+        >>> import keras, keras_groupopt as kgo
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, name="backbone"),
+        ...                           keras.layers.Dense(2, name="head")])
+        >>> model.get_layer("backbone").trainable = False
+        >>> optimizer = kgo.GroupedOptimizer(model=model, rule="adam")
+        >>> optimizer.build(model.trainable_variables)
+        >>> model.get_layer("backbone").trainable = True
+        >>> report = optimizer.rebuild(model, {"backbone": "backbone"})
+        >>> [key for key in report.kept if key.endswith("momentums")]
+        ['default/head/kernel/momentums', 'default/head/bias/momentums']
+        """
+        _check_model(model)
+        before = self._declaration
+        old, tracked = self._parts, len(self._variables)
+        # The optimizer resolves what it declares: for the length of the try, the new declaration.
+        self._declaration = _changed(before, weakref.ref(model), groups)
+        try:
+            variables = list(model.trainable_variables)
+            plan: Plan = self._resolve(variables)
+            parts = self._make_parts(plan, variables)
+            parts.set_scalars(self._declaration.current)
+            config.warn_about_variables(plan, variables)
+            report = self._give_old_state(old, parts)
+        except BaseException:
+            self._declaration = before
+            for variable in self._variables[tracked:]:
+                _compat.untrack(self, variable)
+            raise
+        present = {id(entry) for entry in parts.entries().values()}
+        for entry in [] if old is None else [*old.entries().values(), old.layout]:
+            if id(entry) not in present:
+                _compat.untrack(self, entry)
+        self._parts, self._declaration.pending = parts, None
+        self._is_built = True
+        for optimizer in [self, *_around(model, self)]:
+            _compat.replace_built_variables(optimizer, variables)
+        if _is_of(model, self):
+            _forget_compiled(model)
+        return report
+
+    def _give_old_state(self, old: Parts | None, parts: Parts) -> state.Report:
+        terms = state.Terms(strict=False, moves=True)
+        pending = self._declaration.pending
+        if pending is not None:
+            saved, waiting = pending
+            return state.give(
+                self, parts, saved, dataclasses.replace(waiting, strict=False, moves=True)
+            )
+        if old is None:
+            terms.report.fresh += state.entries_of(self, parts)
+            return terms.report
+        old.capture_due(self.iterations)
+        entries = state.entries_of(self, old)
+        saved = state.Saved(state.manifest_of(entries, old.plan), entries)
+        saved, left_out = carried(saved, old, parts.paths, parts.plan)
+        # Through the device, one at a time: models are large.
+        saved = state.Saved(saved.manifest, Copies(saved.values))
+        state.give(self, parts, saved, terms)
+        terms.report.dropped += left_out
+        return terms.report
+
+    def add_group(self, group: Group) -> state.Report | None:
+        """Declares one more group. A built optimizer is rebuilt for its model.
+
+        The group claims its variables from those that no other group claims, or, with
+        `overlap="last"`, from other groups. State of a variable that comes from another group is
+        kept where both rules are of one class and the slots agree in name, shape and dtype; else it
+        starts fresh. The group's count of steps goes on where its variables' moments do.
+
+        Args:
+            group: The group.
+
+        Returns:
+            The report of `rebuild`, or `None` if the optimizer is not built yet.
+
+        Raises:
+            TypeError: If it is no `Group`.
+            ValueError: If its name is taken, it does not fit the model, or a built optimizer has no
+                model. The optimizer is then as it was.
+
+        Example:
+        >>> import keras, keras_groupopt as kgo
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
+        >>> optimizer = kgo.GroupedOptimizer(model=model, rule="adam")
+        >>> optimizer.build(model.trainable_variables)
+        >>> report = optimizer.add_group(kgo.Group("head", "head", learning_rate_ratio=0.5))
+        >>> report.renamed["head/head/bias/momentums"]
+        'default/head/bias/momentums'
+        """
+        before = self._declaration
+        groups = (*before.groups, group)
+        declaration = _changed(before, before.model, groups)
+        model = before.live_model(required=False)
+        if self._parts is None and before.records is None:
+            self._declaration = declaration
+            try:
+                if model is not None and model.built:
+                    self._resolve(list(model.trainable_variables))
+            except BaseException:
+                self._declaration = before
+                raise
+            return None
+        if model is None:
+            raise ValueError(
+                "`add_group` needs the model of an optimizer that was built or loaded. Received: "
+                f"{group.where}, and no model. Call `optimizer.bind(model)` first."
+            )
+        return self.rebuild(model, groups)
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, keras.layers.Layer):
+        raise TypeError(
+            "`model` must be a Keras model. Received: "
+            f"model={model!r} of type {type(model).__name__}."
+        )
+    held = [v.path for v in model.variables if _compat.is_purged(v)]
+    if held:
+        raise ValueError(
+            "`rebuild` must be called when the model has its values. Received: a model whose "
+            f"values a compiled step holds ({wording.listing(held)}). In a callback take the model "
+            "from `self.model`, which gives them back, before you change it."
+        )
+
+
+def _changed(before: Declaration, model: Any, groups: Any) -> Declaration:
+    """Returns a declaration for another model, with other groups where they are given.
+
+    Raises:
+        TypeError: If a group is none.
+        ValueError: If the groups contradict each other or the rest of the declaration.
+    """
+    declaration = copy.copy(before)
+    declaration.model = model
+    # They describe the model as it was.
+    declaration.preview = declaration.records = None
+    if groups is not None:
+        declared = as_groups(groups)
+        registry.check_instances_differ(declared)
+        declaration.groups = tuple(registry.lift_instance(group) for group in declared)
+        resolve.check_declared(declaration.groups, declaration.defaults)
+        config.warn_unserializable(declaration.groups, declaration.defaults)
+    return declaration
+
+
+def _chain(model: Any) -> list[Any]:
+    """Returns the model's optimizer and those inside it, from the outside in."""
+    chain = []
+    optimizer = getattr(model, "optimizer", None)
+    while optimizer is not None:
+        chain.append(optimizer)
+        optimizer = getattr(optimizer, "inner_optimizer", None)
+    return chain
+
+
+def _is_of(model: Any, optimizer: Any) -> bool:
+    return any(link is optimizer for link in _chain(model))
+
+
+def _around(model: Any, optimizer: Any) -> Sequence[Any]:
+    """Returns the built optimizers around `optimizer` in the model."""
+    if not _is_of(model, optimizer):
+        return []
+    return [link for link in _chain(model) if link is not optimizer and link.built]
+
+
+def _forget_compiled(model: Any) -> None:
+    """Makes compiled functions anew: they hold the variables they were compiled for."""
+    for kind in _COMPILED:
+        if getattr(model, f"{kind}_function", None) is not None:
+            # Not only dropped: `fit`, in which this may run, does not make it again.
+            getattr(model, f"make_{kind}_function")(force=True)

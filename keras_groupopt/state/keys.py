@@ -1,0 +1,75 @@
+"""Names of state: `group/layer path/slot`.
+
+Names that start with `@` are the optimizer's own: `@iterations`, `@learning_rate`,
+`@learning_rate_ratio/<group>`, `@weight_decay/<group>`, `<group>/@rule/<name>`,
+`<group>/@rule/@iterations`, `<group>/<layer path>/@anchor`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import keras
+
+from keras_groupopt.parts import Parts
+
+ITERATIONS = "@iterations"
+LEARNING_RATE = "@learning_rate"
+RULE = "@rule"
+ANCHOR = "@anchor"
+# Turned on and off without touching the rest: fresh where new, left out where gone.
+_SWITCHED = ("@accumulator", "@average", ITERATIONS)
+
+
+class Key(NamedTuple):
+    """A key in parts.
+
+    Attributes:
+        group: The group's name, or `None`.
+        owner: The layer path, `RULE` for what the rule keeps as a whole, or `None` for a scalar.
+        slot: The last part; the optimizer's own begin with `@`.
+    """
+
+    group: str | None
+    owner: str | None
+    slot: str
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the optimizer's own and not the rule's."""
+        return self.slot.startswith("@")
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether state with and without it have one layout."""
+        return self.owner is None or self.slot in _SWITCHED
+
+    def __str__(self) -> str:
+        if self.owner is None:
+            return self.slot if self.group is None else f"{self.slot}/{self.group}"
+        return f"{self.group}/{self.owner}/{self.slot}"
+
+
+def parse(key: str) -> Key:
+    """Returns a key in parts. Names of groups have no slash, and slots neither."""
+    first, slash, rest = key.partition("/")
+    if first.startswith("@"):
+        return Key(rest if slash else None, None, first)
+    owner, _, slot = rest.rpartition("/")
+    return Key(first, owner, slot)
+
+
+def entries_of(optimizer: Any, parts: Parts) -> dict[str, Any]:
+    """Returns every variable to save, by key; each once."""
+    own = {ITERATIONS: optimizer.iterations}
+    if isinstance(optimizer.learning_rate, keras.Variable):
+        own[LEARNING_RATE] = optimizer.learning_rate
+    return own | parts.entries()
+
+
+def stored_name(key: str) -> str:
+    """Returns the name under which a store holds `key`: flat, as each H5 group costs a kilobyte.
+
+    `/` becomes `|`; no two keys get one name.
+    """
+    return key.replace("%", "%25").replace("|", "%7C").replace("/", "|")

@@ -1,0 +1,187 @@
+"""State taken from an optimizer and given to one."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_groupopt import config, wording
+from keras_groupopt.parts import Parts
+from keras_groupopt.state import keys
+from keras_groupopt.state.manifest import manifest_of
+from keras_groupopt.state.matching import Report, match
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """State outside an optimizer.
+
+    Attributes:
+        manifest: What it is: layout, rules, declared values. See `state.manifest`.
+        values: The arrays, by key.
+    """
+
+    manifest: Mapping[str, Any]
+    values: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """On which terms saved state is accepted.
+
+    Attributes:
+        strict: Whether another layout is refused.
+        renames: Prefixes of layer paths, or `group:` names, as saved, and what they are now.
+        moves: Whether a variable keeps its state in another group of the same rule.
+        report: Filled when the state is given to a built optimizer.
+    """
+
+    strict: bool = True
+    renames: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    moves: bool = False
+    report: Report = dataclasses.field(default_factory=Report)
+
+
+def take(optimizer: Any, parts: Parts) -> Saved:
+    """Returns the state of a built optimizer, as copies that later steps leave alone.
+
+    Args:
+        optimizer: The optimizer.
+        parts: Its built parts.
+    """
+    parts.capture_due(optimizer.iterations)
+    entries = keys.entries_of(optimizer, parts)
+    values = {
+        # On torch the array would otherwise be a view of the variable.
+        key: np.array(keras.ops.convert_to_numpy(variable), copy=True)
+        for key, variable in entries.items()
+    }
+    return Saved(manifest_of(entries, parts.plan), values)
+
+
+def give(
+    optimizer: Any,
+    parts: Parts,
+    saved: Saved,
+    terms: Terms | None = None,
+    resting: Sequence[Mapping[str, Any]] = (),
+) -> Report:
+    """Gives a built optimizer the state that was saved, after checking that it fits.
+
+    What starts fresh keeps the value it has in the optimizer.
+
+    Args:
+        optimizer: The optimizer.
+        parts: Its built parts.
+        saved: The saved state.
+        terms: What is accepted. Default: the same layout only.
+        resting: Records of variables frozen when the optimizer was saved, whose state is left
+            out where the optimizer that reads was built without them.
+
+    Returns:
+        The report of `terms`, filled.
+
+    Raises:
+        ValueError: If the layout is another one. Nothing is assigned then.
+    """
+    terms = Terms() if terms is None else terms
+    averages = parts.averages
+    # A callback makes these, which may come later than the state.
+    undo = None if averages is None else averages.expect_statistics(saved.values)
+    entries = keys.entries_of(optimizer, parts)
+    expected = manifest_of(entries, parts.plan)
+    try:
+        pairs, report = match(
+            saved.manifest,
+            expected,
+            strict=terms.strict,
+            renames=terms.renames,
+            resting=resting,
+            moves=terms.moves,
+        )
+    except ValueError:
+        if undo is not None:
+            undo()
+        terms.report.fill(Report(status="refused"))
+        raise
+    for key, saved_key in pairs.items():
+        if saved_key in saved.values:
+            entries[key].assign(saved.values[saved_key])
+    parts.anchors_are_due = False
+    _settle(parts, pairs, saved.values[keys.ITERATIONS])
+    _tell(report, saved.values)
+    terms.report.fill(report)
+    return terms.report
+
+
+def _settle(parts: Parts, pairs: Mapping[str, str], iterations: Any) -> None:
+    """Puts what follows from the state right: counters of rules, and whether anchors are known."""
+    if parts.averages is not None and "@averages_made" in pairs:
+        parts.averages.settled = True
+    for group in parts.groups:
+        if group.frozen:
+            continue
+        own = [key for key in group.entries() if keys.parse(key).owner is not None]
+        slots = [key for key in own if not keys.parse(key).is_own]
+        counter = keys.Key(group.name, keys.RULE, keys.ITERATIONS)
+        # With nothing kept, a rule starts over: its bias correction belongs to its moments.
+        if str(counter) not in pairs and (not slots or any(key in pairs for key in slots)):
+            group.rule.iterations.assign(iterations)
+        anchors = [key for key in own if keys.parse(key).slot == keys.ANCHOR]
+        if all(key in pairs for key in anchors):
+            group.anchors_unknown = False
+
+
+def _tell(report: Report, values: Mapping[str, Any]) -> None:
+    """Logs what a load on the strictest terms leaves out too."""
+    switched = [key for key in report.dropped if keys.parse(key).is_optional]
+    if switched:
+        _logger.info("Saved, but not used: %s.", wording.listing(switched))
+    pending = values.get("@micro_batches", 0)
+    if any(key.endswith("/@accumulator") for key in switched) and int(pending):
+        _logger.warning(
+            "The state was saved in the middle of an accumulation window; its %d micro-batches "
+            "are lost, as this optimizer does not accumulate.",
+            int(pending),
+        )
+
+
+def give_early(optimizer: Any, declared: Any, saved: Saved) -> Saved:
+    """Gives an optimizer that is not built the step and the base rate, which are read before that.
+
+    A callback that changes the rate does so before the first step, which may be what builds.
+
+    Args:
+        optimizer: The optimizer.
+        declared: Its declared base rate.
+        saved: The saved state.
+
+    Returns:
+        What to give when it is built: without the base rate, which may change until then.
+    """
+    optimizer.iterations.assign(saved.values[keys.ITERATIONS])
+    later = dict(saved.values)
+    rate = later.pop(keys.LEARNING_RATE, None)
+    saved_as = saved.manifest["declared"].get(keys.LEARNING_RATE)
+    if rate is not None and config.declared_as(declared) == saved_as:
+        optimizer.learning_rate = rate
+    return Saved(saved.manifest, later)
+
+
+def as_pending(optimizer: Any, saved: Saved) -> Saved:
+    """Returns state that waits for the build, with the step and the base rate of now."""
+    scalars = {keys.ITERATIONS: optimizer.iterations}
+    if keys.LEARNING_RATE in saved.manifest["state"]:
+        scalars[keys.LEARNING_RATE] = optimizer.learning_rate
+    values = {
+        key: np.array(keras.ops.convert_to_numpy(scalars.get(key, saved.values.get(key))))
+        for key in saved.manifest["state"]
+    }
+    return Saved(saved.manifest, values)

@@ -1,0 +1,73 @@
+"""Checksums of a model's weights, kept in the manifest: Keras' files have none.
+
+They are of the arrays that layers write, by dtype and shape, and not by name: where Keras puts
+which layer is its own business.
+"""
+
+from __future__ import annotations
+
+import collections
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_groupopt import _compat
+
+
+def checksums_of(model: Any) -> dict[str, list[int]]:
+    """Returns the checksums of all that a model's layers write, by dtype and shape."""
+    found: dict[str, list[int]] = {}
+    for layer in _layers(model):
+        store: dict[str, Any] = {}
+        try:
+            layer.save_own_variables(store)
+            arrays = [keras.ops.convert_to_numpy(value) for value in store.values()]
+        except Exception:  # a layer may want a store of Keras'; its arrays go unchecked
+            continue
+        for array in arrays:
+            found.setdefault(_kind(array), []).append(_checksum(array))
+    return found
+
+
+def differing(saved: Mapping[str, Iterable[int]], arrays: Iterable[Any]) -> list[str]:
+    """Returns the dtypes and shapes of which a saved array is gone and an unknown one is there.
+
+    A file may hold more than layers write, and an old Keras leaves out layers in nested lists:
+    neither alone is damage.
+
+    Args:
+        saved: What `checksums_of` returned.
+        arrays: The arrays in the file.
+    """
+    found: dict[str, collections.Counter[int]] = {}
+    for array in arrays:
+        found.setdefault(_kind(array), collections.Counter())[_checksum(array)] += 1
+    wrong = []
+    for kind, checksums in saved.items():
+        wanted, there = collections.Counter(checksums), found.get(kind, collections.Counter())
+        if wanted - there and there - wanted:
+            wrong.append(kind)
+    return wrong
+
+
+def _layers(model: Any) -> Iterator[Any]:
+    """Yields a model and all layers below it, each once."""
+    seen: set[int] = set()
+    pending = [model]
+    while pending:
+        layer = pending.pop()
+        if id(layer) not in seen:
+            seen.add(id(layer))
+            yield layer
+            pending += _compat.child_layers(layer)
+
+
+def _kind(array: Any) -> str:
+    return f"{keras.backend.standardize_dtype(array.dtype)}{list(array.shape)}"
+
+
+def _checksum(array: Any) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view("uint8").data)

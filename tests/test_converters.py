@@ -1,0 +1,491 @@
+"""What comes from another optimizer goes on as it would have gone on there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from saving_models import fill, fit, nested
+
+import keras_groupopt as kgo
+
+optimizers = keras.optimizers
+has_multi_optimizer = pytest.mark.skipif(
+    not hasattr(optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer"
+)
+HALVING = optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+
+
+def values(model: keras.Model) -> list[np.ndarray]:
+    return [np.array(keras.ops.convert_to_numpy(v)) for v in model.trainable_variables]
+
+
+def assert_same_steps(model: keras.Model, old: Any, new: Any) -> None:
+    """Trains from the same weights with each; the new one first, so that nothing is shared."""
+    start = model.get_weights()
+    after = []
+    for optimizer in (new, old):
+        model.set_weights(start)
+        model.compile(optimizer=optimizer, loss="mse")
+        after.append(values(fit(model, 2)))
+    for new_value, old_value in zip(*after, strict=True):
+        np.testing.assert_allclose(new_value, old_value, rtol=1e-6, atol=1e-7)
+    assert any(np.any(value != first) for value, first in zip(after[0], start, strict=True))
+
+
+# MultiOptimizer --------------------------------------------------------------------------------
+
+
+def multi(default: Any, **parts: Any) -> Any:
+    keys = {"first": "first/.*", "head": "head/.*"}
+    return optimizers.MultiOptimizer(
+        optimizers.OptimizerMap(default, {keys[n]: part for n, part in parts.items()})
+    )
+
+
+def adamw_without_biases() -> Any:
+    optimizer = optimizers.AdamW(0.01, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+PAIRS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "adam, sgd": lambda: (optimizers.Adam(3e-3), optimizers.SGD(0.07, momentum=0.9, nesterov=True)),
+    "nadam, rmsprop": lambda: (
+        optimizers.Nadam(3e-3),
+        optimizers.RMSprop(1e-3, momentum=0.5, centered=True),
+    ),
+    "clipped": lambda: (
+        optimizers.Adam(3e-3, amsgrad=True, clipnorm=0.1),
+        optimizers.SGD(0.07, global_clipnorm=0.01),
+    ),
+    "decayed": lambda: (
+        optimizers.SGD(0.1, weight_decay=0.1, clipvalue=0.02),
+        adamw_without_biases(),
+    ),
+    "schedules": lambda: (optimizers.SGD(0.1, momentum=0.5), optimizers.Adam(HALVING)),
+    "schedule beside a number": lambda: (optimizers.Adagrad(HALVING), optimizers.Lion(1e-3)),
+    "factored": lambda: (optimizers.Adafactor(1e-2), optimizers.Adamax(1e-2)),
+}
+
+
+@has_multi_optimizer
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_multi_optimizer_goes_on_as_groups(pair):
+    model = fill(nested())
+    default, head = PAIRS[pair]()
+    model.compile(optimizer=multi(default, head=head), loss="mse")
+    fit(model)
+    new = kgo.from_multi_optimizer(model.optimizer, model)
+    assert [group.name for group in new.plan.groups] == ["head", "default"]
+    assert int(new.iterations) == 3
+    for name, inner in (("default", default), ("head", head)):
+        assert float(new.learning_rates[name]) == np.float32(inner.learning_rate)
+    assert_same_steps(model, model.optimizer, new)
+
+
+@has_multi_optimizer
+def test_one_inner_optimizer_of_two_patterns_is_one_group():
+    model = fill(nested())
+    shared = optimizers.SGD(0.1)
+    new = kgo.from_multi_optimizer(multi(optimizers.Adam(), first=shared, head=shared), model)
+    assert not new.built
+    paths = {group.name: [v.path for v in group.variables] for group in new.plan.groups}
+    assert paths == {
+        "first": ["body/first/kernel", "body/first/bias", "head/kernel", "head/bias"],
+        "default": ["body/dense/kernel", "body/dense/bias"],
+    }
+
+
+@has_multi_optimizer
+def test_a_function_as_map_is_asked_once_per_variable():
+    model = fill(nested())
+    made: list[Any] = []
+
+    def choose(variable: Any) -> Any:
+        made.append(optimizers.SGD(0.1 * (len(made) + 1), momentum=0.5))
+        return made[-1]
+
+    model.compile(optimizer=optimizers.MultiOptimizer(choose), loss="mse")
+    fit(model)
+    new = kgo.from_multi_optimizer(model.optimizer, model)
+    assert len(made) == len(new.plan.groups) == len(model.trainable_variables)
+    assert_same_steps(model, model.optimizer, new)
+
+
+@has_multi_optimizer
+def test_a_converted_optimizer_is_saved_and_loaded(tmp_path):
+    model = fill(nested())
+    model.compile(
+        optimizer=multi(optimizers.Adam(3e-3), head=optimizers.SGD(0.07, momentum=0.9)), loss="mse"
+    )
+    fit(model)
+    model.compile(optimizer=kgo.from_multi_optimizer(model.optimizer, model), loss="mse")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for one, other in zip(values(fit(model, 1)), values(fit(loaded, 1)), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def out_of_step(model: keras.Model) -> Any:
+    inner = optimizers.Adam()
+    inner.build(model.trainable_variables[-2:])
+    inner.iterations.assign(2)
+    return multi(optimizers.SGD(0.1), head=inner)
+
+
+REFUSED: dict[str, tuple[Callable[[keras.Model], Any], type[Exception], str]] = {
+    "another optimizer": (lambda _: optimizers.Adam(), TypeError, "use `kgo.from_optimizer`"),
+    "averages": (
+        lambda _: multi(optimizers.SGD(0.1), head=optimizers.Adam(use_ema=True)),
+        ValueError,
+        '`use_ema` must not be set .* Adam \\("head"\\)',
+    ),
+    "a function as rate": (
+        lambda _: multi(optimizers.SGD(0.1), head=optimizers.Adam(lambda: 0.1)),
+        ValueError,
+        "must be a number or a schedule",
+    ),
+    "other steps": (out_of_step, ValueError, "Received: 0, 2 steps"),
+}
+
+
+@has_multi_optimizer
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_groups_cannot_mean_is_refused(case):
+    model = nested()
+    make, error, message = REFUSED[case]
+    with pytest.raises(error, match=message):
+        kgo.from_multi_optimizer(make(model), model)
+
+
+@has_multi_optimizer
+def test_a_variable_the_multi_optimizer_does_not_know_is_named():
+    model = fill(nested())
+    model.get_layer("head").trainable = False
+    model.compile(optimizer=multi(optimizers.SGD(0.1)), loss="mse")
+    fit(model, 1)
+    model.get_layer("head").trainable = True
+    with pytest.raises(ValueError, match=r"unknown head/kernel, head/bias\..*rebuild"):
+        kgo.from_multi_optimizer(model.optimizer, model)
+
+
+# One Keras optimizer ---------------------------------------------------------------------------
+
+
+SINGLE: dict[str, Callable[[], Any]] = {
+    "adam": lambda: optimizers.Adam(3e-3, global_clipnorm=0.1),
+    "adamw": adamw_without_biases,
+    "sgd on a schedule": lambda: optimizers.SGD(HALVING, momentum=0.9),
+    "radam": lambda: kgo.RAdam(1e-2),
+}
+
+
+@pytest.mark.parametrize("case", SINGLE)
+def test_a_keras_optimizer_goes_on_as_one_group(case):
+    model = fill(nested())
+    model.compile(optimizer=SINGLE[case](), loss="mse")
+    fit(model)
+    new = kgo.from_optimizer(model.optimizer, model)
+    assert_same_steps(model, model.optimizer, new)
+
+
+def test_groups_of_another_rule_start_fresh_at_the_same_step():
+    model = fill(nested())
+    model.compile(optimizer=optimizers.Adam(3e-3), loss="mse")
+    fit(model)
+    groups = [
+        kgo.Group("head", "head", rule=kgo.rule("sgd", momentum=0.5)),
+        kgo.Group("body", "body", learning_rate_ratio=0.5),
+    ]
+    new = kgo.from_optimizer(model.optimizer, model, groups)
+    assert int(new.iterations) == 3
+    slots = {v.path: np.abs(keras.ops.convert_to_numpy(v)).sum() for v in new.variables}
+    moments = {path: size for path, size in slots.items() if "momentum" in path}
+    assert {path.split("/")[1]: size > 0 for path, size in moments.items()} == {
+        "head": False,
+        "body": True,
+    }
+
+
+def test_an_optimizer_inside_a_loss_scale_is_found():
+    model = nested()
+    inner = optimizers.Adam(0.25)
+    new = kgo.from_optimizer(optimizers.LossScaleOptimizer(inner), model)
+    assert float(new.learning_rate) == 0.25
+
+
+@pytest.mark.parametrize("value", ["adam", object(), None])
+def test_what_is_no_keras_optimizer_is_refused(value):
+    with pytest.raises(TypeError, match="must be a Keras optimizer"):
+        kgo.from_optimizer(value, nested())
+
+
+# torch -----------------------------------------------------------------------------------------
+
+
+PATHS = ["head/kernel", "head/bias"]
+
+
+def dense(rule: Any = "adam", inputs: int = 3, **options: Any) -> tuple[keras.Model, Any]:
+    model = keras.Sequential([keras.Input((inputs,)), keras.layers.Dense(2, name="head")])
+    optimizer = kgo.GroupedOptimizer(model=model, rule=rule, **options)
+    optimizer.build(model.trainable_variables)
+    return model, optimizer
+
+
+def torch_state(*shapes: tuple[int, ...], names: tuple[str, ...] = (), **states: Any) -> Any:
+    """A state_dict of Adam with numbers that say where they are."""
+    kept = {"step": np.float32(5), "exp_avg": 1.0, "exp_avg_sq": 2.0, **states}
+    return {
+        "state": {
+            number: {
+                name: value * np.arange(1.0, np.prod(shape) + 1).reshape(shape) / 8
+                if isinstance(value, float)
+                else value
+                for name, value in kept.items()
+                if value is not None
+            }
+            for number, shape in enumerate(shapes)
+        },
+        "param_groups": [
+            {"params": list(range(len(shapes))), **({"param_names": list(names)} if names else {})}
+        ],
+    }
+
+
+def slot(optimizer: Any, name: str, rank: int) -> np.ndarray:
+    (found,) = (
+        keras.ops.convert_to_numpy(v)
+        for v in optimizer.variables
+        if name in v.path and len(v.shape) == rank
+    )
+    return found
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["list", "dict"])
+def test_moments_and_step_of_torch_go_to_their_paths(named):
+    _, optimizer = dense()
+    names = ("fc.weight", "fc.bias") if named else ()
+    paths = dict(zip(names, PATHS, strict=True)) if named else PATHS
+    kgo.load_torch_state(optimizer, torch_state((2, 3), (2,), names=names), paths)
+    assert int(optimizer.iterations) == 5
+    kernel = np.arange(1.0, 7.0).reshape(2, 3).T / 8
+    np.testing.assert_array_equal(slot(optimizer, "momentums", 2), kernel)
+    np.testing.assert_array_equal(slot(optimizer, "velocities", 2), 2 * kernel)
+    np.testing.assert_array_equal(slot(optimizer, "momentums", 1), [1 / 8, 2 / 8])
+
+
+def test_momentum_of_torch_is_stored_times_the_rate():
+    _, optimizer = dense(kgo.rule("sgd", momentum=0.5), learning_rate=0.25)
+    state = torch_state((2, 3), (2,), momentum_buffer=1.0, step=None, exp_avg=None, exp_avg_sq=None)
+    kgo.load_torch_state(optimizer, state, PATHS)
+    np.testing.assert_array_equal(slot(optimizer, "momentums", 1), [-1 / 32, -2 / 32])
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_a_square_kernel_is_turned_as_the_caller_says(turned):
+    state = torch_state((2, 2), (2,))
+    kernel = np.arange(1.0, 5.0).reshape(2, 2) / 8
+    _, optimizer = dense(inputs=2)
+    with pytest.raises(ValueError, match=r"head/kernel: exp_avg .*say which by `transpose`"):
+        kgo.load_torch_state(optimizer, state, PATHS)
+    assert not slot(optimizer, "momentums", 2).any()
+    kgo.load_torch_state(optimizer, state, PATHS, transpose={"head/kernel": turned})
+    np.testing.assert_array_equal(slot(optimizer, "momentums", 2), kernel.T if turned else kernel)
+
+
+WRONG: dict[str, tuple[Any, Any, str]] = {
+    "an unknown path": (
+        torch_state((2, 3), (2,)),
+        ["heat/kernel", "head/bias"],
+        r"heat/kernel: mapped to, but no variable that moves \(nearest: head/kernel\)\n"
+        r"  head/kernel: no parameter is mapped to it",
+    ),
+    "a shape that fits in no layout": (
+        torch_state((2, 4), (2,)),
+        PATHS,
+        r"head/kernel: exp_avg of shape \[2, 4\] does not fit \[3, 2\]",
+    ),
+    "one path twice": (
+        torch_state((2, 3), (2,), (2,)),
+        [*PATHS, "head/bias"],
+        "head/bias: two parameters are mapped to it",
+    ),
+    "a variable without a parameter": (
+        torch_state((2, 3), (2,)),
+        ["head/kernel", None],
+        "head/bias: no parameter is mapped to it",
+    ),
+    "a state without a slot": (
+        torch_state((2, 3), (2,), max_exp_avg_sq=1.0),
+        PATHS,
+        "head/kernel: max_exp_avg_sq has no slot in adam",
+    ),
+    "a slot without a state": (
+        torch_state((2, 3), (2,), exp_avg_sq=None),
+        PATHS,
+        "head/kernel: no state for velocities of adam",
+    ),
+    "names that are not in the file": (
+        torch_state((2, 3), (2,)),
+        {"fc.weight": "head/kernel"},
+        "without `param_names`",
+    ),
+    "names that are missing": (
+        torch_state((2, 3), (2,), names=("fc.weight", "fc.bias")),
+        {"fc.weight": "head/kernel", "fc.bia": "head/bias"},
+        "fc.bias: not in `paths`\n  fc.bia: in `paths`, but no parameter",
+    ),
+    "a list of another length": (torch_state((2, 3), (2,)), ["head/kernel"], "1 paths for 2"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_torch_state_that_has_no_place_is_listed_and_nothing_is_loaded(case):
+    state, paths, message = WRONG[case]
+    _, optimizer = dense()
+    with pytest.raises(ValueError, match=message):
+        kgo.load_torch_state(optimizer, state, paths)
+    assert int(optimizer.iterations) == 0
+    assert not slot(optimizer, "momentums", 1).any()
+
+
+def test_parameters_at_different_steps_are_refused():
+    state = torch_state((2, 3), (2,))
+    state["state"][1]["step"] = 4
+    _, optimizer = dense()
+    with pytest.raises(ValueError, match="different steps: head/bias at 4, head/kernel at 5"):
+        kgo.load_torch_state(optimizer, state, PATHS)
+
+
+def test_other_variables_keep_their_state_where_that_is_said():
+    _, optimizer = dense()
+    kgo.load_torch_state(optimizer, torch_state((2, 3), (2,)), ["head/kernel", None], strict=False)
+    assert slot(optimizer, "momentums", 2).any()
+    assert not slot(optimizer, "momentums", 1).any()
+
+
+LAYOUTS = {
+    "linear": ((2, 3), (3, 2), (1, 0)),
+    "convolution": ((4, 4, 3, 3), (3, 3, 4, 4), (2, 3, 1, 0)),
+    "convolution in one dimension": ((4, 2, 3), (3, 2, 4), (2, 1, 0)),
+    "depthwise": ((4, 1, 3, 5), (3, 5, 4, 1), (2, 3, 0, 1)),
+    "embedding": ((7, 3), (7, 3), (0, 1)),
+}
+
+
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_a_layout_that_alone_fits_is_taken(case):
+    from keras_groupopt.converters.layouts import to_keras
+
+    stored, shape, order = LAYOUTS[case]
+    value = np.arange(np.prod(stored)).reshape(stored)
+    found = to_keras(value, shape, None)
+    assert found is not None
+    np.testing.assert_array_equal(found, value.transpose(order))
+
+
+TORCH_RULES: dict[str, tuple[str, dict[str, Any], Any, dict[str, Any]]] = {
+    "adam": ("Adam", {"eps": 1e-12}, kgo.rule("adam", epsilon=1e-12), {}),
+    "amsgrad": (
+        "Adam",
+        {"eps": 1e-12, "amsgrad": True},
+        kgo.rule("adam", epsilon=1e-12, amsgrad=True),
+        {},
+    ),
+    "adamw": (
+        "AdamW",
+        {"eps": 1e-12, "weight_decay": 0.5},
+        kgo.rule("adam", epsilon=1e-12),
+        {"weight_decay": 0.5, "exclude_from_decay": ()},
+    ),
+    "sgd": (
+        "SGD",
+        {"momentum": 0.9, "nesterov": True},
+        kgo.rule("sgd", momentum=0.9, nesterov=True),
+        {},
+    ),
+    "rmsprop": (
+        "RMSprop",
+        {"alpha": 0.9, "momentum": 0.5, "eps": 1e-12},
+        kgo.rule("rmsprop", rho=0.9, momentum=0.5, epsilon=1e-24),
+        {},
+    ),
+    "adagrad": ("Adagrad", {"eps": 1e-12}, kgo.rule("adagrad", epsilon=1e-24), {}),
+    "radam": ("RAdam", {"eps": 1e-12}, kgo.rule("radam", epsilon=1e-12), {}),
+}
+
+
+@pytest.mark.backends("torch", reason="compares with torch.optim")
+@pytest.mark.parametrize("case", TORCH_RULES)
+def test_training_that_began_in_torch_goes_on_here(case):
+    import torch
+
+    name, torch_options, rule, options = TORCH_RULES[case]
+    numbers = np.random.default_rng(3)
+    module = torch.nn.Sequential(
+        torch.nn.Conv1d(2, 4, 3), torch.nn.Tanh(), torch.nn.Flatten(), torch.nn.Linear(8, 3)
+    )
+    inner = getattr(torch.optim, name)(module.named_parameters(), lr=0.01, **torch_options)
+    x = numbers.normal(size=(5, 2, 4)).astype("float32")
+    y = numbers.normal(size=(5, 3)).astype("float32")
+
+    def train_torch(steps: int) -> None:
+        for _ in range(steps):
+            inner.zero_grad()
+            torch.nn.functional.mse_loss(module(torch.tensor(x)), torch.tensor(y)).backward()
+            inner.step()
+
+    train_torch(6)
+    model = keras.Sequential(
+        [
+            keras.Input((4, 2)),
+            keras.layers.Conv1D(4, 3, activation="tanh", name="conv"),
+            # torch flattens channels first.
+            keras.layers.Permute((2, 1)),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3, name="head"),
+        ]
+    )
+
+    def as_keras() -> list[np.ndarray]:
+        conv, conv_bias, linear, bias = (p.detach().numpy() for p in module.parameters())
+        return [conv.transpose(2, 1, 0).copy(), conv_bias.copy(), linear.T.copy(), bias.copy()]
+
+    model.set_weights(as_keras())
+    optimizer = kgo.GroupedOptimizer(model=model, rule=rule, learning_rate=0.01, **options)
+    optimizer.build(model.trainable_variables)
+    kgo.load_torch_state(
+        optimizer,
+        inner.state_dict(),
+        {
+            "0.weight": "conv/kernel",
+            "0.bias": "conv/bias",
+            "3.weight": "head/kernel",
+            "3.bias": "head/bias",
+        },
+    )
+    model.compile(optimizer=optimizer, loss="mse")
+    model.fit(x.transpose(0, 2, 1), y, batch_size=5, epochs=3, shuffle=False, verbose=0)
+    train_torch(3)
+    for value, expected in zip(model.get_weights(), as_keras(), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.backends("jax", "tensorflow", reason="Keras itself imports torch there")
+def test_nothing_of_torch_is_imported_to_read_its_state(new_process):
+    code = (
+        "import sys, numpy as np, keras, keras_groupopt as kgo\n"
+        "model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name='head')])\n"
+        "optimizer = kgo.GroupedOptimizer(model=model, rule='adagrad')\n"
+        "optimizer.build(model.trainable_variables)\n"
+        "state = {0: {'sum': np.ones((2, 3))}, 1: {'sum': np.ones(2)}}\n"
+        "kgo.load_torch_state(optimizer, {'state': state, 'param_groups': [{'params': [0, 1]}]},\n"
+        "                     ['head/kernel', 'head/bias'])\n"
+        "print('torch' in sys.modules)\n"
+    )
+    assert new_process(code).split() == ["False"]

@@ -1,0 +1,658 @@
+"""Dynamic loss scaling: what is skipped, counted, saved, and seen through it."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import rate_meter
+import saving_models
+from rate_meter import RATIO, Rates
+
+import keras_groupopt as kgo
+
+BACKEND = keras.backend.backend()
+INF = float("inf")
+NAN = float("nan")
+WAYS = {"compiled": {}, "eager": {"run_eagerly": True}}
+
+
+@pytest.fixture
+def mixed() -> None:
+    keras.config.set_dtype_policy("mixed_float16")
+
+
+def number(variable: Any) -> float:
+    return float(keras.ops.convert_to_numpy(variable))
+
+
+def own(optimizer: Any) -> tuple[float, ...]:
+    """Scale, counter, skipped steps and the index of the group at fault."""
+    names = ("dynamic_scale", "step_counter", "skipped_steps", "nonfinite_group_index")
+    return tuple(number(getattr(optimizer, name)) for name in names)
+
+
+# Single steps -------------------------------------------------------------------------------------
+
+
+def scalars(*names: str) -> list[keras.Variable]:
+    return [keras.Variable(0.0, dtype="float32", name=name) for name in names]
+
+
+def around(variables: Sequence[Any], scale: float = 1.0, **options: Any) -> kgo.LossScaleOptimizer:
+    """One group per variable, of SGD at rate 1."""
+    groups = [kgo.Group(variable.name, variable.name) for variable in variables]
+    inner = kgo.GroupedOptimizer(groups, rule="sgd", learning_rate=1.0)
+    return kgo.LossScaleOptimizer(inner, initial_scale=scale, **options)
+
+
+def by_apply(optimizer: Any, variables: Sequence[Any], grads: Sequence[Any]) -> None:
+    optimizer.apply(grads, variables)
+
+
+def by_compiled_apply(optimizer: Any, variables: Sequence[Any], grads: Sequence[Any]) -> None:
+    if not optimizer.built:
+        optimizer.build(variables)
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        tf.function(lambda *grads: optimizer.apply(grads, variables))(*grads)
+        return
+    import jax
+
+    both = [*variables, *optimizer.variables]
+
+    @jax.jit
+    def step(values: Any, grads: Any) -> Any:
+        mapping = list(zip(both, values, strict=True))
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            optimizer.apply(grads, variables)
+        return [scope.get_current_value(variable) for variable in both]
+
+    for variable, value in zip(both, step([v.value for v in both], grads), strict=True):
+        variable.assign(value)
+
+
+def by_stateless_apply(optimizer: Any, variables: Sequence[Any], grads: Sequence[Any]) -> None:
+    if not optimizer.built:
+        optimizer.build(variables)
+    step = optimizer.stateless_apply
+    if BACKEND == "jax":
+        import jax
+
+        step = jax.jit(step)
+    values, state = step(
+        [v.value for v in optimizer.variables], grads, [v.value for v in variables]
+    )
+    for variable, value in zip([*variables, *optimizer.variables], [*values, *state], strict=True):
+        variable.assign(value)
+
+
+STEPS: dict[str, Callable[[Any, Any, Any], None]] = {
+    "tensorflow": {"apply": by_apply, "compiled apply": by_compiled_apply},
+    "jax": {
+        "apply": by_apply,
+        "compiled apply": by_compiled_apply,
+        "stateless_apply": by_stateless_apply,
+    },
+    "torch": {"apply": by_apply, "stateless_apply": by_stateless_apply},
+}[BACKEND]
+each_step = pytest.mark.parametrize("step", STEPS.values(), ids=list(STEPS))
+
+
+def scaled(optimizer: Any, gradients: Sequence[float]) -> list[Any]:
+    """The gradients of the scaled loss."""
+    scale = number(optimizer.dynamic_scale)
+    return [keras.ops.convert_to_tensor(g * scale, "float32") for g in gradients]
+
+
+@each_step
+def test_a_bad_step_moves_nothing_and_halves_the_scale_the_next_one_counts(step):
+    (weight,) = variables = scalars("weight")
+    optimizer = around(variables)
+    seen = []
+    for gradient in (1.0, INF, 3.0, 1.0, 1.0):
+        step(optimizer, variables, scaled(optimizer, [gradient]))
+        seen.append((number(weight), *own(optimizer), number(optimizer.iterations)))
+    assert seen == [
+        (-1.0, 1.0, 1.0, 0.0, -1.0, 1.0),
+        (-1.0, 0.5, 0.0, 1.0, 0.0, 1.0),
+        (-4.0, 0.5, 1.0, 1.0, 0.0, 2.0),
+        (-5.0, 0.5, 2.0, 1.0, 0.0, 3.0),
+        (-6.0, 0.5, 3.0, 1.0, 0.0, 4.0),
+    ]
+
+
+@each_step
+def test_a_bad_micro_batch_is_dropped_and_the_window_takes_the_next(step):
+    (weight,) = variables = scalars("weight")
+    inner = kgo.GroupedOptimizer(rule="sgd", learning_rate=1.0, gradient_accumulation_steps=2)
+    optimizer = kgo.LossScaleOptimizer(inner, initial_scale=1.0)
+    seen = []
+    for gradient in (1.0, INF, 3.0, 1.0, 1.0):
+        step(optimizer, variables, scaled(optimizer, [gradient]))
+        seen.append((number(weight), *own(optimizer)[:3], number(optimizer.iterations)))
+    assert seen == [
+        (0.0, 1.0, 1.0, 0.0, 0.0),
+        (0.0, 0.5, 0.0, 1.0, 0.0),
+        (-2.0, 0.5, 1.0, 1.0, 1.0),
+        (-2.0, 0.5, 2.0, 1.0, 1.0),
+        (-3.0, 0.5, 3.0, 1.0, 2.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("scale", "growth", "finite", "expected"),
+    [
+        pytest.param(8.0, 1, [1, 1, 1], [16.0, 32.0, 64.0], id="doubles after each"),
+        pytest.param(8.0, 3, [1, 1, 1, 1, 1, 1], [8, 8, 16, 16, 16, 32], id="doubles after three"),
+        pytest.param(8.0, 2, [1, 0, 1, 1], [8.0, 4.0, 4.0, 8.0], id="a bad step starts again"),
+        pytest.param(1.0, 9, [0, 0, 0, 1], [0.5, 0.25, 0.125, 0.125], id="falls below one"),
+        pytest.param(2.0**-126, 1, [0, 1], [2.0**-126, 2.0**-125], id="never becomes zero"),
+        pytest.param(2.0**126, 1, [1, 0], [2.0**126, 2.0**125], id="never becomes infinite"),
+        pytest.param(3.0, 1, [1, 0, 0], [6.0, 3.0, 1.5], id="is no power of two"),
+    ],
+)
+def test_the_scale_follows_its_rule(scale, growth, finite, expected):
+    variables = scalars("weight")
+    optimizer = around(variables, scale, dynamic_growth_steps=growth)
+    seen = []
+    for good in finite:
+        by_apply(optimizer, variables, scaled(optimizer, [2.0 if good else NAN]))
+        seen.append(number(optimizer.dynamic_scale))
+    assert seen == expected
+    assert number(optimizer.skipped_steps) == finite.count(0)
+    assert number(variables[0]) == -2.0 * finite.count(1)
+
+
+@each_step
+@pytest.mark.parametrize(
+    ("gradients", "index", "name"),
+    [
+        ([1.0, 1.0, 1.0], -1, None),
+        ([NAN, 1.0, 1.0], 0, "a"),
+        ([1.0, 1.0, -INF], 2, "c"),
+        ([1.0, INF, NAN], 1, "b"),
+    ],
+)
+def test_the_first_group_at_fault_is_kept(step, gradients, index, name):
+    variables = scalars("a", "b", "c")
+    optimizer = around(variables)
+    step(optimizer, variables, scaled(optimizer, gradients))
+    step(optimizer, variables, scaled(optimizer, [0.0, 0.0, 0.0]))
+    assert number(optimizer.nonfinite_group_index) == index
+    assert optimizer.first_nonfinite_group == name
+
+
+def test_a_missing_gradient_is_finite_and_missing_variables_may_be_left_out():
+    variables = scalars("a", "b", "c")
+    optimizer = around(variables)
+    with pytest.warns(UserWarning, match="No gradient for b"):
+        optimizer.apply([keras.ops.ones(()), None, keras.ops.ones(())], variables)
+    optimizer.apply([keras.ops.full((), INF)], variables[1:2])
+    optimizer.apply([keras.ops.ones(())], variables[2:])
+    assert [number(variable) for variable in variables] == [-1.0, 0.0, -3.0]
+    assert own(optimizer) == (0.5, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.backends("tensorflow", reason="no other backend has sparse gradients")
+def test_a_sparse_gradient_is_looked_at_row_by_row():
+    import tensorflow as tf
+
+    table = keras.Variable(np.zeros((4, 2), "float32"), name="table")
+    optimizer = around([table])
+    for value in (2.0, INF):
+        rows = tf.IndexedSlices(tf.fill((2, 2), value), tf.constant([1, 1]), tf.constant([4, 2]))
+        optimizer.apply([rows], [table])
+    np.testing.assert_array_equal(table.numpy()[:, 0], [0.0, -4.0, 0.0, 0.0])
+    assert own(optimizer) == (0.5, 0.0, 1.0, 0.0)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_counts_that_differ_are_refused_as_by_the_inner_optimizer(count):
+    variables = scalars("a", "b")
+    optimizer = around(variables)
+    gradients = [keras.ops.ones(())] * count
+    with pytest.raises(ValueError, match=f"{count} gradients for 2 variables"):
+        optimizer.apply(gradients, variables)
+    with pytest.raises(ValueError, match=f"{count} gradients for 2 variables"):
+        optimizer.apply(gradients)
+    assert own(optimizer) == (1.0, 0.0, 0.0, -1.0)
+
+
+# Training -----------------------------------------------------------------------------------------
+
+
+class Scales(keras.callbacks.Callback):
+    """What the optimizer keeps, after each epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[float, ...]] = []
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seen.append(own(self.model.optimizer))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_fit_skips_what_overflows_and_counts_it(mixed, way):
+    model = rate_meter.make_model()
+    # The scaled gradients are the scale itself, and float16 ends below 2¹⁶.
+    optimizer = kgo.LossScaleOptimizer(
+        rate_meter.make_optimizer(model), initial_scale=2.0**17, dynamic_growth_steps=2
+    )
+    model.compile(optimizer=optimizer, loss=rate_meter.mean_output, **WAYS[way])
+    assert model.optimizer is optimizer
+    scales = Scales()
+    history = rate_meter.fit(model, 8, batch_size=8, callbacks=[scales, kgo.GroupLogger()])
+    assert scales.seen == [
+        (2.0**16, 0.0, 1.0, 0.0),
+        (2.0**15, 0.0, 2.0, 0.0),
+        (2.0**15, 1.0, 2.0, 0.0),
+        (2.0**16, 0.0, 2.0, 0.0),
+        (2.0**15, 0.0, 3.0, 0.0),
+        (2.0**15, 1.0, 3.0, 0.0),
+        (2.0**16, 0.0, 3.0, 0.0),
+        (2.0**15, 0.0, 4.0, 0.0),
+    ]
+    assert number(optimizer.iterations) == 4
+    for name, rate in (("head", 0.5), ("backbone", 0.5 * RATIO)):
+        np.testing.assert_array_equal(rate_meter.weights(model)[name], -4 * rate)
+        assert history[f"learning_rate_{name}"] == [rate] * 8
+
+
+def two_towers(**head: Any) -> keras.Model:
+    """Two layers, each with an input of its own, which is its gradient."""
+    left, right = keras.Input((1,)), keras.Input((1,))
+    options = {"use_bias": False, "kernel_initializer": "zeros"}
+    outputs = [
+        keras.layers.Dense(1, name="left", **options)(left),
+        keras.layers.Dense(1, name="right", **options)(right),
+    ]
+    model = keras.Model([left, right], keras.layers.Add()(outputs))
+    inner = kgo.GroupedOptimizer(
+        [kgo.Group("left", "left"), kgo.Group("right", "right", **head)],
+        model=model,
+        rule="sgd",
+        learning_rate=0.5,
+    )
+    optimizer = kgo.LossScaleOptimizer(inner, initial_scale=1024)
+    model.compile(optimizer=optimizer, loss=rate_meter.mean_output)
+    return model
+
+
+def fit_towers(model: keras.Model, left: Sequence[float], right: Sequence[float]) -> list[float]:
+    inputs = [np.array(values, "float32").reshape(-1, 1) for values in (left, right)]
+    targets = np.zeros((len(left), 1), "float32")
+    model.fit(inputs, targets, batch_size=1, shuffle=False, verbose=0)
+    return [float(weight[0, 0]) for weight in model.get_weights()]
+
+
+def test_inputs_that_overflow_name_the_group_they_belong_to(mixed):
+    model = two_towers()
+    # The second right gradient is 1024 · 1e4, the third again at half the scale, as float16.
+    assert fit_towers(model, [1, 1, 1, 2], [1, 1e4, 1e4, 1]) == [-1.5, -1.0]
+    assert own(model.optimizer) == (256.0, 1.0, 2.0, 1.0)
+    assert model.optimizer.first_nonfinite_group == "right"
+    assert fit_towers(model, [np.nan, 1], [1, 1]) == [-2.0, -1.5]
+    assert model.optimizer.first_nonfinite_group == "left"
+
+
+def test_a_frozen_group_may_overflow(mixed):
+    model = two_towers(frozen=True)
+    assert fit_towers(model, [1, 1], [1e4, np.nan]) == [-1.0, 0.0]
+    assert own(model.optimizer) == (1024.0, 2.0, 0.0, -1.0)
+
+
+def test_training_in_mixed_float16_follows_float32():
+    weights = {}
+    for policy in ("float32", "mixed_float16"):
+        keras.config.set_dtype_policy(policy)
+        model = saving_models.fill(saving_models.MODELS["sequential"]())
+        optimizer = saving_models.optimizer(model, learning_rate=0.01, global_clipnorm=1.0)
+        if policy == "mixed_float16":
+            optimizer = kgo.LossScaleOptimizer(optimizer, initial_scale=2.0**20)
+        model.compile(optimizer=optimizer, loss="mse")
+        saving_models.fit(model, 30)
+        weights[policy] = model.get_weights()
+        steps = 30 - (number(optimizer.skipped_steps) if policy == "mixed_float16" else 0)
+        saving_models.fit(model, 30 - int(steps))
+        weights[policy] = model.get_weights()
+    for value, other in zip(weights["mixed_float16"], weights["float32"], strict=True):
+        assert np.abs(value).max() > 0.05
+        np.testing.assert_allclose(value, other, atol=5e-3)
+
+
+def test_callbacks_and_users_reach_the_inner_optimizer(mixed):
+    model = rate_meter.make_model()
+    inner = rate_meter.make_optimizer(None, learning_rate=0.5)
+    optimizer = kgo.LossScaleOptimizer(inner, initial_scale=1.0)
+    optimizer.bind(model)
+    assert [group.name for group in optimizer.plan.groups] == ["backbone", "head"]
+    model.compile(optimizer=optimizer, loss=rate_meter.mean_output)
+    rates = Rates()
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch: 2.0**-epoch)
+    plateau = keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=1, min_delta=1e6)
+    history = rate_meter.fit(model, 3, callbacks=[kgo.GroupLogger(), scheduler, rates, plateau])
+    assert rates.by_group["head"] == [1.0, 0.5, 0.25]
+    assert rates.by_group["backbone"] == [RATIO, RATIO * 0.5, RATIO * 0.25]
+    assert history["learning_rate_backbone"] == rates.by_group["backbone"]
+    optimizer.learning_rate = 0.5
+    optimizer.set_learning_rate_ratio("backbone", 0.5)
+    assert {name: number(rate) for name, rate in optimizer.learning_rates.items()} == {
+        "backbone": 0.25,
+        "head": 0.5,
+    }
+    assert number(inner.learning_rate) == 0.5
+    assert optimizer.iterations is inner.iterations
+
+
+def test_what_the_inner_optimizer_refuses_is_refused_through_it():
+    optimizer = kgo.LossScaleOptimizer(kgo.GroupedOptimizer(weight_decay=0.25))
+    assert optimizer.weight_decay == 0.25
+    with pytest.raises(AttributeError, match="`weight_decay` is fixed at construction"):
+        optimizer.weight_decay = 0.5
+    with pytest.raises(ValueError, match="`exclude_from_weight_decay` is not used"):
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+    with pytest.raises(AttributeError, match="learning_ratio"):
+        _ = optimizer.learning_ratio
+    assert not hasattr(optimizer, "_declaration")
+
+
+# Models that change -------------------------------------------------------------------------------
+
+
+def test_a_layer_unfrozen_after_the_build_is_refused_and_the_weights_stay_readable(mixed):
+    model = saving_models.fill(saving_models.MODELS["nested"]())
+    model.get_layer("body").trainable = False
+    optimizer = kgo.LossScaleOptimizer(kgo.GroupedOptimizer(model=model), initial_scale=8.0)
+    model.compile(optimizer=optimizer, loss="mse")
+    saving_models.fit(model, 2)
+    before = saving_models.state(model)
+    model.get_layer("body").trainable = True
+    model.compile(optimizer=optimizer, loss="mse")
+    assert not optimizer.built
+    with pytest.raises(ValueError, match=r"unknown body/first/kernel, body/first/bias"):
+        saving_models.fit(model, 1)
+    for value, old in zip(saving_models.state(model), before, strict=True):
+        np.testing.assert_array_equal(value, old)
+    assert number(optimizer.skipped_steps) == 0
+
+
+def test_rebuild_goes_through_and_the_scale_stays(mixed):
+    model = saving_models.fill(saving_models.MODELS["nested"]())
+    model.get_layer("body").trainable = False
+    optimizer = kgo.LossScaleOptimizer(kgo.GroupedOptimizer(model=model), initial_scale=2.0**24)
+    model.compile(optimizer=optimizer, loss="mse")
+    saving_models.fit(model, 12)
+    scale, counter, skipped, group = own(optimizer)
+    assert 0 < skipped < 12
+    model.get_layer("body").trainable = True
+    optimizer.rebuild(model)
+    model.compile(optimizer=optimizer, loss="mse")
+    before = model.get_layer("body").get_weights()
+    saving_models.fit(model, 1)
+    assert own(optimizer) == (scale, counter + 1, skipped, group)
+    assert np.abs(model.get_layer("body").get_weights()[0] - before[0]).max() > 0
+
+
+def test_a_layer_frozen_after_the_build_is_left_alone(mixed):
+    model = saving_models.fill(saving_models.MODELS["nested"]())
+    optimizer = kgo.LossScaleOptimizer(saving_models.optimizer(model), initial_scale=8.0)
+    model.compile(optimizer=optimizer, loss="mse")
+    saving_models.fit(model, 1)
+    body = model.get_layer("body")
+    body.trainable = False
+    model.compile(optimizer=optimizer, loss="mse")
+    before, head = body.get_weights(), model.get_layer("head").get_weights()
+    saving_models.fit(model, 1)
+    for value, old in zip(body.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(value, old)
+    assert np.abs(model.get_layer("head").get_weights()[0] - head[0]).max() > 0
+
+
+# Saving -------------------------------------------------------------------------------------------
+
+
+def wrapped(model: keras.Model | None, cls: Any = kgo.LossScaleOptimizer, **options: Any) -> Any:
+    # The first gradients overflow, so that there is something to count.
+    settings = {"initial_scale": 2.0**20, "dynamic_growth_steps": 3, **options}
+    return cls(saving_models.optimizer(model), **settings)
+
+
+def compiled(cls: Any = kgo.LossScaleOptimizer, seed: int = 1, **options: Any) -> keras.Model:
+    model = saving_models.fill(saving_models.MODELS["nested"](), seed)
+    model.compile(optimizer=wrapped(model, cls, **options), loss="mse")
+    return model
+
+
+@pytest.fixture
+def trained(mixed) -> keras.Model:
+    model = saving_models.fit(compiled(), 8)
+    scale, _, skipped, group = own(model.optimizer)
+    assert scale < 2.0**20
+    assert 0 < skipped < 8
+    assert group >= 0
+    return model
+
+
+def test_a_whole_model_comes_back_and_goes_on_bit_for_bit(trained, tmp_path):
+    trained.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is kgo.LossScaleOptimizer
+    assert loaded.optimizer.get_config() == trained.optimizer.get_config()
+    saving_models.assert_equal(loaded, trained)
+    saving_models.assert_equal(saving_models.fit(loaded, 3), saving_models.fit(trained, 3))
+
+
+@pytest.mark.parametrize("built", [True, False], ids=["built", "not built"])
+def test_weights_come_back_and_go_on_bit_for_bit(trained, tmp_path, built):
+    trained.save_weights(tmp_path / "model.weights.h5")
+    loaded = compiled(seed=2)
+    if built:
+        loaded.optimizer.build(loaded.trainable_variables)
+    loaded.load_weights(tmp_path / "model.weights.h5")
+    assert own(loaded.optimizer) == own(trained.optimizer)
+    # State that waits for the build is saved again as it was loaded.
+    loaded.save_weights(tmp_path / "again.weights.h5")
+    again = compiled(seed=3)
+    again.load_weights(tmp_path / "again.weights.h5")
+    saving_models.fit(trained, 3)
+    for model in (loaded, again):
+        saving_models.assert_equal(saving_models.fit(model, 3), trained)
+
+
+def datasets(path: Any) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    with h5py.File(path) as file:
+        file.visititems(
+            lambda name, item: (
+                found.__setitem__(name, item.shape) if isinstance(item, h5py.Dataset) else None
+            )
+        )
+    return found
+
+
+def test_state_is_written_once_where_a_grouped_optimizer_writes_it(trained, tmp_path):
+    trained.save_weights(tmp_path / "model.weights.h5")
+    names = {n for n in datasets(tmp_path / "model.weights.h5") if n.startswith("optimizer/")}
+    outer = {name for name in names if name.startswith("optimizer/vars/")}
+    assert outer == {
+        f"optimizer/vars/{name}"
+        for name in ("dynamic_scale", "step_counter", "skipped_steps", "nonfinite_group_index")
+    }
+    plain = saving_models.fill(saving_models.MODELS["nested"]())
+    plain.compile(optimizer=saving_models.optimizer(plain), auto_scale_loss=False)
+    plain.optimizer.build(plain.trainable_variables)
+    plain.save_weights(tmp_path / "plain.weights.h5")
+    expected = {
+        name.replace("optimizer/vars", "optimizer/inner_optimizer/vars")
+        for name in datasets(tmp_path / "plain.weights.h5")
+        if name.startswith("optimizer/")
+    }
+    assert names - outer == expected
+    manifest = kgo.read_manifest(tmp_path / "model.weights.h5")
+    assert manifest["iterations"] == number(trained.optimizer.iterations)
+
+
+@pytest.mark.parametrize("built", [True, False], ids=["built", "not built"])
+def test_a_file_of_keras_own_class_is_read(mixed, tmp_path, built):
+    theirs = saving_models.fit(compiled(keras.optimizers.LossScaleOptimizer), 8)
+    theirs.save_weights(tmp_path / "model.weights.h5")
+    ours = compiled(seed=2)
+    if built:
+        ours.optimizer.build(ours.trainable_variables)
+    ours.load_weights(tmp_path / "model.weights.h5")
+    scale, counter = number(theirs.optimizer.dynamic_scale), number(theirs.optimizer.step_counter)
+    assert own(ours.optimizer) == (scale, counter, 0.0, -1.0)
+    for model in (ours, theirs):
+        saving_models.fit(model, 3)
+    for value, other in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, other)
+
+
+def test_keras_own_class_reads_the_inner_state_of_a_file_of_ours(trained, tmp_path):
+    trained.save_weights(tmp_path / "model.weights.h5")
+    theirs = compiled(keras.optimizers.LossScaleOptimizer, seed=2)
+    theirs.optimizer.build(theirs.trainable_variables)
+    with pytest.warns(UserWarning, match="Skipping variable loading for optimizer"):
+        theirs.load_weights(tmp_path / "model.weights.h5")
+    inner = theirs.optimizer.inner_optimizer
+    for mine, other in zip(
+        trained.optimizer.inner_optimizer.variables, inner.variables, strict=True
+    ):
+        np.testing.assert_array_equal(
+            keras.ops.convert_to_numpy(mine), keras.ops.convert_to_numpy(other)
+        )
+
+
+def test_a_run_in_float32_goes_on_in_mixed_float16_as_the_error_says(tmp_path):
+    plain = saving_models.fit(saving_models.compiled(), 3)
+    plain.save_weights(tmp_path / "model.weights.h5")
+    keras.config.set_dtype_policy("mixed_float16")
+    model = compiled(seed=2)
+    with pytest.raises(ValueError, match="Compile with the GroupedOptimizer"):
+        model.load_weights(tmp_path / "model.weights.h5")
+    assert own(model.optimizer) == (2.0**20, 0.0, 0.0, -1.0)
+    inner = saving_models.optimizer(model)
+    model.compile(optimizer=inner, loss="mse", auto_scale_loss=False)
+    model.load_weights(tmp_path / "model.weights.h5")
+    model.compile(optimizer=kgo.LossScaleOptimizer(model.optimizer), loss="mse")
+    saving_models.fit(model, 1)
+    assert number(model.optimizer.iterations) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("dynamic_scale", np.float32(0), "`dynamic_scale` must be a positive finite number"),
+        ("dynamic_scale", np.float32(np.nan), "`dynamic_scale` must be a positive finite number"),
+        ("dynamic_scale", np.ones(2, "float32"), "`dynamic_scale` must be a positive"),
+        ("step_counter", np.float32(1), "`step_counter` must be an integer >= 0"),
+        ("skipped_steps", np.int32(-1), "`skipped_steps` must be an integer >= 0"),
+        ("nonfinite_group_index", np.int32(-2), "`nonfinite_group_index` must be an integer >= -1"),
+        ("skipped_steps", None, "without `skipped_steps`"),
+    ],
+)
+def test_damaged_values_are_refused_and_nothing_is_assigned(name, value, message):
+    variables = scalars("weight")
+    optimizer = around(variables, 8.0)
+    by_apply(optimizer, variables, [keras.ops.ones(())])
+    store: dict[str, Any] = {}
+    optimizer.save_own_variables(store)
+    store.pop(name)
+    if value is not None:
+        store[name] = value
+    other = around(variables, 2.0)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        other.load_own_variables(store)
+    assert own(other) == (2.0, 0.0, 0.0, -1.0)
+
+
+def test_a_file_with_a_damaged_scale_leaves_model_and_optimizer_as_they_were(trained, tmp_path):
+    path = tmp_path / "model.weights.h5"
+    trained.save_weights(path)
+    with h5py.File(path, "a") as file:
+        file["optimizer/vars/dynamic_scale"][...] = -1.0
+    model = saving_models.fit(compiled(seed=2), 1)
+    before = saving_models.state(model)
+    with pytest.raises(ValueError, match="`dynamic_scale` must be a positive finite number"):
+        kgo.load_weights(model, path)
+    for value, old in zip(saving_models.state(model), before, strict=True):
+        np.testing.assert_array_equal(value, old)
+
+
+def test_a_model_that_was_never_trained_saves_no_state(mixed, tmp_path):
+    model = compiled()
+    model.save_weights(tmp_path / "model.weights.h5")
+    assert not any("optimizer" in name for name in datasets(tmp_path / "model.weights.h5"))
+    model.load_weights(tmp_path / "model.weights.h5")
+    saving_models.fit(model, 8)
+    with pytest.warns(UserWarning, match="weights but no optimizer state"):
+        model.load_weights(tmp_path / "model.weights.h5")
+
+
+def test_weights_are_set_in_order(trained):
+    values = [keras.ops.convert_to_numpy(v) for v in trained.optimizer.variables]
+    other = compiled(seed=2)
+    other.set_weights(trained.get_weights())
+    other.optimizer.build(other.trainable_variables)
+    other.optimizer.set_weights(values)
+    saving_models.assert_equal(other, trained)
+    with pytest.raises(ValueError, match=r"must have the shapes of `optimizer\.variables`"):
+        other.optimizer.set_weights(values[:-1])
+    saving_models.assert_equal(other, trained)
+
+
+# Arguments ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (
+            lambda: kgo.LossScaleOptimizer(keras.optimizers.SGD()),
+            TypeError,
+            "`inner_optimizer` must be a GroupedOptimizer. Received: <keras",
+        ),
+        (
+            lambda: kgo.LossScaleOptimizer(kgo.LossScaleOptimizer(kgo.GroupedOptimizer())),
+            TypeError,
+            "of type LossScaleOptimizer",
+        ),
+        (
+            lambda: kgo.LossScaleOptimizer(kgo.GroupedOptimizer(loss_scale_factor=8.0)),
+            ValueError,
+            "Received: loss_scale_factor=8.0. Leave it out",
+        ),
+        (
+            lambda: kgo.LossScaleOptimizer(kgo.GroupedOptimizer(), initial_scale=0),
+            ValueError,
+            "`initial_scale` must be a positive finite number",
+        ),
+        (
+            lambda: kgo.LossScaleOptimizer(kgo.GroupedOptimizer(), initial_scale="2"),
+            TypeError,
+            "`initial_scale` must be a positive finite number",
+        ),
+        (
+            lambda: kgo.LossScaleOptimizer(kgo.GroupedOptimizer(), dynamic_growth_steps=0),
+            ValueError,
+            "`dynamic_growth_steps` must be an integer >= 1",
+        ),
+        (
+            lambda: kgo.LossScaleOptimizer(kgo.GroupedOptimizer(), dynamic_growth_steps=2.5),
+            TypeError,
+            "`dynamic_growth_steps` must be an integer >= 1",
+        ),
+    ],
+)
+def test_bad_arguments_are_refused(make, error, message):
+    with warnings.catch_warnings(), pytest.raises(error, match=re.escape(message)):
+        make()

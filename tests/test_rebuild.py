@@ -1,0 +1,594 @@
+"""A model that changes while it is trained, and an optimizer that follows it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from chosen_gradients import fit, groups_of, mean_output, towers, train, weights
+from saving_models import fill, nested
+from saving_models import fit as fit_mse
+
+import keras_groupopt as kgo
+
+HALVED = keras.optimizers.schedules.PolynomialDecay(1.0, 10, 0.0)
+
+
+def grouped(model: keras.Model | None, groups: Any = (), **options: Any) -> kgo.GroupedOptimizer:
+    settings = {"rule": kgo.rule("sgd", momentum=0.5), "learning_rate": 1.0, **options}
+    return kgo.GroupedOptimizer(groups, model=model, **settings)
+
+
+def state_of(optimizer: kgo.GroupedOptimizer) -> dict[str, np.ndarray]:
+    """Moments and anchors by the path of the state variable."""
+    return {
+        variable.path: np.array(keras.ops.convert_to_numpy(variable))
+        for variable in optimizer.variables
+    }
+
+
+def slots_of(optimizer: kgo.GroupedOptimizer, path: str) -> list[np.ndarray]:
+    name = path.replace("/", "_")
+    return [value for key, value in state_of(optimizer).items() if name in key]
+
+
+def frozen_backbone() -> keras.Model:
+    model = fill(nested())
+    model.get_layer("body").trainable = False
+    return model
+
+
+# Unfreezing ------------------------------------------------------------------------------------
+
+
+def test_an_unfrozen_group_moves_at_its_ratio_of_the_schedule_now():
+    model = towers("backbone", "head")
+    model.get_layer("backbone").trainable = False
+    optimizer = grouped(model, rule="sgd", learning_rate=HALVED)
+    train(model, optimizer, steps=5)
+    model.get_layer("backbone").trainable = True
+    optimizer.add_group(kgo.Group("backbone", "backbone", learning_rate_ratio=0.1))
+    before = weights(model)
+    fit(model)
+    after = weights(model)
+    assert before["backbone/kernel"] - after["backbone/kernel"] == pytest.approx(0.1 * 0.5)
+    assert before["head/kernel"] - after["head/kernel"] == pytest.approx(0.5)
+    assert int(optimizer.iterations) == 6
+
+
+@pytest.mark.parametrize("rule", ["adam", "radam", "nadam", kgo.rule("sgd", momentum=0.9)], ids=str)
+def test_the_head_goes_on_as_if_nothing_had_been_unfrozen(rule):
+    heads = []
+    for unfreeze in (False, True):
+        model = frozen_backbone()
+        optimizer = grouped(model, rule=rule, learning_rate=0.125)
+        model.compile(optimizer=optimizer, loss="mse")
+        fit_mse(model)
+        body = [np.array(w) for w in model.get_layer("body").get_weights()]
+        if unfreeze:
+            model.get_layer("body").trainable = True
+            report = optimizer.rebuild(model, {"body": "body"})
+            assert not [key for key in report.kept if key.startswith("body/")]
+            assert not [key for key in report.fresh if key.startswith("default/")]
+            assert report.dropped == []
+        # The gradient of the head is that of the weights before the step.
+        fit_mse(model, 1)
+        heads.append(model.get_layer("head").get_weights())
+        moved = [
+            np.any(w != old)
+            for w, old in zip(model.get_layer("body").get_weights(), body, strict=True)
+        ]
+        assert all(moved) == any(moved) == unfreeze
+    for value, expected in zip(*heads, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-7)
+
+
+class Unfreeze(keras.callbacks.Callback):
+    """Unfreezes a tower when an epoch begins or ends."""
+
+    def __init__(self, when: str) -> None:
+        super().__init__()
+        self.when = when
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self.when == "begin" and epoch == 2:
+            self.unfreeze()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self.when == "end" and epoch == 1:
+            self.unfreeze()
+
+    def unfreeze(self) -> None:
+        self.model.get_layer("a").trainable = True
+        self.model.optimizer.rebuild(self.model)
+
+
+@pytest.mark.parametrize("when", ["begin", "end"])
+def test_a_callback_unfreezes_within_one_fit(when):
+    model = towers("a", "b")
+    model.get_layer("a").trainable = False
+    model.compile(optimizer=grouped(model, rule="sgd"), loss=mean_output)
+    x = [np.ones((1, 1), "float32")] * 2
+    model.fit(
+        x,
+        np.zeros((1, 1)),
+        epochs=4,
+        verbose=0,
+        callbacks=[Unfreeze(when)],
+        validation_data=(x, np.zeros((1, 1))),
+    )
+    assert weights(model) == {"a/kernel": -2.0, "b/kernel": -4.0}
+
+
+class InBatch(keras.callbacks.Callback):
+    """Rebuilds after each batch, with the callback's model or one held from outside."""
+
+    def __init__(self, held: keras.Model | None = None) -> None:
+        super().__init__()
+        self.held = held
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        model = self.held or self.model
+        model.optimizer.rebuild(model)
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["self.model", "another reference"])
+def test_a_callback_rebuilds_between_batches_with_its_own_model(held, backend):
+    model = towers("a", "b")
+    model.compile(optimizer=grouped(model, rule="sgd"), loss=mean_output)
+    callback = InBatch(model if held else None)
+    if held and backend == "jax":
+        with pytest.raises(ValueError, match="must be called when the model has its values"):
+            fit(model, steps=3, callbacks=[callback])
+    else:
+        fit(model, steps=3, callbacks=[callback])
+        assert weights(model) == {"a/kernel": -3.0, "b/kernel": -3.0}
+
+
+def test_a_tower_frozen_for_another_leaves_no_compiled_function_behind():
+    """Of equal shapes, so that what was compiled for one would take the other's values."""
+    model = towers("a", "b", start={"a": 1.0, "b": 3.0})
+    model.get_layer("a").trainable = False
+    model.compile(optimizer=grouped(model, rule="sgd"), loss=mean_output)
+    x = [np.full((1, 1), value, "float32") for value in (1.0, 10.0)]
+    y = np.zeros((1, 1), "float32")
+    model.fit(x, y, verbose=0)
+    values = [model.evaluate(x, y, verbose=0), model.predict(x, verbose=0).item()]
+    assert values == [1.0 + 10 * (3.0 - 10.0)] * 2
+    model.get_layer("a").trainable, model.get_layer("b").trainable = True, False
+    model.optimizer.rebuild(model)
+    assert [model.evaluate(x, y, verbose=0), model.predict(x, verbose=0).item()] == values
+    model.fit(x, y, verbose=0)
+    assert weights(model) == {"a/kernel": 0.0, "b/kernel": -7.0}
+
+
+def test_a_frozen_variable_is_left_out_and_its_state_dropped():
+    model = towers("a", "b")
+    optimizer = grouped(model)
+    train(model, optimizer, steps=2)
+    model.get_layer("a").trainable = False
+    report = optimizer.rebuild(model)
+    assert report.dropped == ["default/a/kernel/momentums"]
+    assert groups_of(optimizer) == {"default": ["b/kernel"]}
+    fit(model)
+    # Velocities 1, 1.5, 1.75.
+    assert weights(model) == {"a/kernel": -2.5, "b/kernel": -4.25}
+
+
+# LoRA, new layers, new heads -------------------------------------------------------------------
+
+
+def change_to_lora(model: keras.Model) -> list[str]:
+    model.get_layer("head").enable_lora(2)
+    return ["head/lora_kernel_a", "head/lora_kernel_b"]
+
+
+def change_to_unfrozen(model: keras.Model) -> list[str]:
+    model.get_layer("first").trainable = True
+    return ["first/kernel", "first/bias"]
+
+
+def change_to_longer(model: keras.Model) -> list[str]:
+    model.add(keras.layers.Dense(2, name="last"))
+    return ["last/kernel", "last/bias"]
+
+
+def plain() -> keras.Sequential:
+    layers = [
+        keras.layers.Dense(3, activation="tanh", name="first", trainable=False),
+        keras.layers.Dense(3, activation="tanh", name="second"),
+        keras.layers.Dense(2, name="head"),
+    ]
+    return fill(keras.Sequential([keras.Input((4,)), *layers]))
+
+
+@pytest.mark.parametrize("bound", [True, False], ids=["model=", "bound later"])
+@pytest.mark.parametrize(
+    "change", [change_to_lora, change_to_unfrozen, change_to_longer], ids=lambda f: f.__name__
+)
+def test_a_changed_model_is_refused_in_the_same_words_and_goes_on_after_a_rebuild(change, bound):
+    model = plain()
+    optimizer = grouped(model if bound else None, learning_rate=0.125)
+    model.compile(optimizer=optimizer, loss="mse")
+    fit_mse(model)
+    new = change(model)
+    model.compile(optimizer=optimizer, loss="mse")
+    if not bound:
+        optimizer.bind(model)
+    message = (
+        "Every variable must be one the optimizer was built with. Received: unknown "
+        f"{', '.join(new)}. They became trainable, or were added, after the optimizer was built, "
+        "or belong to another model. Call `optimizer.rebuild(model)`, which keeps the state of "
+        "every variable that stays."
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        fit_mse(model, 1)
+    kept = slots_of(optimizer, "second/kernel")
+    report = optimizer.rebuild(model)
+    for value, before in zip(slots_of(optimizer, "second/kernel"), kept, strict=True):
+        np.testing.assert_array_equal(value, before)
+    assert {key for key in report.fresh if key.endswith("momentums")} == {
+        f"default/{path}/momentums" for path in new
+    }
+    before = weights(model)
+    fit_mse(model, 2)
+    moved = {path for path, value in weights(model).items() if np.any(value != before[path])}
+    assert moved == {v.path for v in optimizer.plan.variables} >= set(new)
+
+
+def test_lora_without_compile_trains_its_weights_and_leaves_the_kernel_alone():
+    model = plain()
+    optimizer = grouped(model, learning_rate=0.125)
+    model.compile(optimizer=optimizer, loss="mse")
+    fit_mse(model)
+    change_to_lora(model)
+    report = optimizer.rebuild(model)
+    assert report.dropped == ["default/head/kernel/momentums"]
+    before = weights(model)
+    fit_mse(model, 2)
+    after = weights(model)
+    np.testing.assert_array_equal(after["head/kernel"], before["head/kernel"])
+    for path in ("head/lora_kernel_a", "head/lora_kernel_b", "head/bias", "second/kernel"):
+        assert np.any(after[path] != before[path]), path
+
+
+def test_a_new_head_starts_fresh_though_its_path_and_shape_are_those_of_the_old_one():
+    model = fill(nested())
+    optimizer = grouped(model, learning_rate=0.125, weight_decay=0.5, anchor="initial")
+    model.compile(optimizer=optimizer, loss="mse")
+    fit_mse(model)
+    kept = slots_of(optimizer, "dense/kernel")
+    inputs = keras.Input((4,))
+    body = model.get_layer("body")
+    new = keras.Model(inputs, keras.layers.Dense(2, name="head")(body(inputs)))
+    report = optimizer.rebuild(new)
+    assert "default/head/kernel/momentums" in report.fresh
+    assert "default/head/kernel/momentums" in report.dropped
+    for value, before in zip(slots_of(optimizer, "dense/kernel"), kept, strict=True):
+        np.testing.assert_array_equal(value, before)
+    new.compile(optimizer=optimizer, loss="mse")
+    fit_mse(new, 1)
+    assert int(optimizer.iterations) == 4
+
+
+def test_a_model_made_anew_keeps_state_by_path():
+    model = fill(nested())
+    optimizer = grouped(model, learning_rate=0.125)
+    model.compile(optimizer=optimizer, loss="mse")
+    fit_mse(model)
+    clone = keras.models.clone_model(model)
+    clone.set_weights(model.get_weights())
+    before = state_of(optimizer)
+    report = optimizer.rebuild(clone)
+    assert report.fresh == report.dropped == []
+    for name, value in state_of(optimizer).items():
+        np.testing.assert_array_equal(value, before[name])
+    clone.compile(optimizer=optimizer, loss="mse")
+    fit_mse(clone, 1)
+
+
+# What is kept ----------------------------------------------------------------------------------
+
+
+def test_anchors_stay_and_new_variables_are_anchored_where_they_are_now():
+    model = towers("a", "b", start=1.0)
+    model.get_layer("a").trainable = False
+    optimizer = grouped(
+        model,
+        rule="sgd",
+        learning_rate=1.0,
+        weight_decay=0.5,
+        anchor="initial",
+        exclude_from_decay=(),
+    )
+    train(model, optimizer, steps=1)
+    assert weights(model) == {"a/kernel": 1.0, "b/kernel": 0.0}
+    model.get_layer("a").trainable = True
+    model.get_layer("a").set_weights([np.full((1, 1), 5.0)])
+    optimizer.rebuild(model)
+    fit(model, [0.0, 0.0])
+    # The anchor of b is 1: w − 0.5 (w − 1). That of a is 5.
+    assert weights(model) == {"a/kernel": 5.0, "b/kernel": 0.5}
+
+
+def test_another_kind_of_anchor_counts_from_the_rebuild_on():
+    model = towers("a", start=1.0)
+    options = {"weight_decay": 0.5, "exclude_from_decay": ()}
+    optimizer = grouped(
+        model, [kgo.Group("a", "a", anchor="initial", **options)], rule="sgd", learning_rate=1.0
+    )
+    train(model, optimizer, 0.0)
+    given = {"a/kernel": np.full((1, 1), 3.0)}
+    optimizer.rebuild(model, [kgo.Group("a", "a", anchor=given, **options)])
+    fit(model, 0.0)
+    assert weights(model) == {"a/kernel": 2.0}
+
+
+def test_numbers_set_by_hand_stay_where_they_are_declared_as_before():
+    model = towers("a", "b", "c")
+    groups = [
+        kgo.Group("a", "a", learning_rate_ratio=0.5),
+        kgo.Group("b", "b", learning_rate_ratio=0.5),
+    ]
+    optimizer = grouped(model, groups, rule="sgd")
+    train(model, optimizer, 0.0)
+    optimizer.learning_rate = 2.0
+    optimizer.set_learning_rate_ratio("a", 0.25)
+    optimizer.set_learning_rate_ratio("b", 0.25)
+    optimizer.rebuild(model, [groups[0], kgo.Group("b", "b", learning_rate_ratio=0.125)])
+    fit(model)
+    assert weights(model) == {"a/kernel": -0.5, "b/kernel": -0.25, "c/kernel": -2.0}
+
+
+@pytest.mark.parametrize("same_rule", [True, False])
+def test_state_of_a_variable_that_changes_its_group_is_kept_by_the_same_rule_only(same_rule):
+    model = towers("a", "b")
+    optimizer = grouped(model)
+    train(model, optimizer, steps=2)
+    rule = kgo.rule("sgd" if same_rule else "lion", **({"momentum": 0.5} if same_rule else {}))
+    report = optimizer.add_group(kgo.Group("a", "a", rule=rule, learning_rate_ratio=2.0))
+    assert (report.renamed.get("a/a/kernel/momentums") == "default/a/kernel/momentums") is same_rule
+    assert ("a/a/kernel/momentums" in report.fresh) is not same_rule
+    fit(model)
+    # SGD keeps a velocity of -1.5, times the rate of old; Lion moves by the rate.
+    assert weights(model) == {
+        "a/kernel": -2.5 - (0.75 + 2.0 if same_rule else 2.0),
+        "b/kernel": -4.25,
+    }
+
+
+def test_a_group_is_added_before_the_build_too():
+    model = towers("a", "b")
+    optimizer = grouped(model, rule="sgd")
+    assert optimizer.add_group(kgo.Group("a", "a", learning_rate_ratio=0.5)) is None
+    train(model, optimizer)
+    assert weights(model) == {"a/kernel": -0.5, "b/kernel": -1.0}
+
+
+@pytest.mark.parametrize("made_by", ["load_model", "from_config"])
+def test_a_loaded_optimizer_is_rebuilt_from_its_declaration(tmp_path, made_by):
+    model = towers("a", "b", "c")
+    model.get_layer("c").trainable = False
+    train(model, grouped(model, [kgo.Group("a", "a", learning_rate_ratio=0.5)]), steps=2)
+    model.optimizer.set_learning_rate_ratio("a", 0.25)
+    if made_by == "load_model":
+        model.save(tmp_path / "model.keras")
+        model = keras.models.load_model(
+            tmp_path / "model.keras", custom_objects={"mean_output": mean_output}
+        )
+        optimizer = model.optimizer
+    else:
+        optimizer = kgo.GroupedOptimizer.from_config(model.optimizer.get_config())
+    model.get_layer("c").trainable = True
+    report = optimizer.rebuild(model)
+    assert groups_of(optimizer) == {"a": ["a/kernel"], "default": ["b/kernel", "c/kernel"]}
+    assert float(optimizer.learning_rates["a"]) == 0.25
+    assert ("default/b/kernel/momentums" in report.kept) is (made_by == "load_model")
+    if made_by == "load_model":
+        before = weights(model)
+        fit(model)
+        after = weights(model)
+        assert {path: before[path] - after[path] for path in after} == {
+            "a/kernel": 0.375 + 0.25,
+            "b/kernel": 1.75,
+            "c/kernel": 1.0,
+        }
+
+
+# Mixed precision -------------------------------------------------------------------------------
+
+
+def test_a_loss_scale_around_it_follows():
+    layers = [
+        keras.layers.Dense(3, name="first", dtype="mixed_float16"),
+        keras.layers.Dense(2, name="head", dtype="mixed_float16"),
+    ]
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = fill(keras.Sequential([keras.Input((4,)), *layers]))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    model.get_layer("first").trainable = False
+    optimizer = grouped(model, learning_rate=0.125)
+    model.compile(optimizer=optimizer, loss="mse")
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    fit_mse(model)
+    scale = model.optimizer
+    model.get_layer("first").trainable = True
+    optimizer.rebuild(model)
+    assert model.optimizer is scale
+    before = weights(model)
+    fit_mse(model, 1)
+    assert int(optimizer.iterations) == 4
+    after = weights(model)
+    assert all(np.any(after[path] != before[path]) for path in after)
+
+
+# What fails changes nothing --------------------------------------------------------------------
+
+
+BAD: dict[str, tuple[Callable[[keras.Model, Any], Any], type[Exception], str]] = {
+    "a selector that matches nothing": (
+        lambda model, optimizer: optimizer.rebuild(model, {"c": "heat"}),
+        ValueError,
+        "must match at least one variable",
+    ),
+    "an anchor of another shape": (
+        lambda model, optimizer: optimizer.rebuild(
+            model, [kgo.Group("a", "a", weight_decay=0.5, anchor=[np.zeros((2, 2))])]
+        ),
+        ValueError,
+        "must have the shape of its variable",
+    ),
+    "a taken name": (
+        lambda model, optimizer: optimizer.add_group(kgo.Group("a", "b")),
+        ValueError,
+        'two groups called "a"',
+    ),
+    "overlap": (
+        lambda model, optimizer: optimizer.add_group(kgo.Group("c", "a")),
+        ValueError,
+        "must not overlap",
+    ),
+    "no group": (
+        lambda model, optimizer: optimizer.add_group("b"),
+        TypeError,
+        "must hold `kgo.Group` objects",
+    ),
+    "no model": (
+        lambda model, optimizer: optimizer.rebuild("model"),
+        TypeError,
+        "`model` must be a Keras model",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_rebuild_that_fails_leaves_the_optimizer_as_it_was(case):
+    model = towers("a", "b")
+    optimizer = grouped(model, [kgo.Group("a", "a", weight_decay=0.5, anchor="initial")])
+    train(model, optimizer, steps=2)
+    variables, plan, before = optimizer.variables, optimizer.plan, state_of(optimizer)
+    config = optimizer.get_config()
+    call, error, message = BAD[case]
+    with pytest.raises(error, match=message):
+        call(model, optimizer)
+    assert [id(v) for v in optimizer.variables] == [id(v) for v in variables]
+    assert optimizer.plan is plan
+    assert optimizer.get_config() == config
+    for name, value in state_of(optimizer).items():
+        np.testing.assert_array_equal(value, before[name])
+    fit(model)
+    assert int(optimizer.iterations) == 3
+
+
+def test_variables_of_a_rebuilt_optimizer_are_those_of_one_made_so():
+    model = towers("a", "b")
+    groups = [kgo.Group("a", "a", weight_decay=0.5, anchor="initial", exclude_from_decay=())]
+    optimizer = grouped(model)
+    train(model, optimizer)
+    optimizer.rebuild(model, groups)
+    made = grouped(model, groups)
+    made.build(model.trainable_variables)
+    assert [v.path.split("/")[1:] for v in optimizer.variables] == [
+        v.path.split("/")[1:] for v in made.variables
+    ]
+
+
+def test_a_rebuilt_optimizer_is_saved_and_loaded(tmp_path):
+    model = frozen_backbone()
+    optimizer = grouped(model, rule="adam", learning_rate=0.125)
+    model.compile(optimizer=optimizer, loss="mse")
+    fit_mse(model)
+    model.get_layer("body").trainable = True
+    group = kgo.Group("body", "body", weight_decay=0.5, anchor="initial", learning_rate_ratio=0.5)
+    optimizer.add_group(group)
+    fit_mse(model)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for one in (model, loaded):
+        fit_mse(one)
+    for value, expected in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+# A model compiled again ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("built", [True, False], ids=["built", "not built"])
+def test_a_recompiled_model_goes_on_with_a_schedule_in_place_of_a_float(built):
+    model = towers("a", "b")
+    old = grouped(model)
+    train(model, old, steps=2)
+    new = grouped(model, learning_rate=kgo.constant(1.0))
+    if built:
+        new.build(model.trainable_variables)
+    report = kgo.transfer_state(old, new)
+    assert report.status == ("loaded" if built else "waits for the build")
+    assert int(new.iterations) == 2
+    train(model, new)
+    assert weights(model) == {"a/kernel": -4.25, "b/kernel": -4.25}
+    assert int(new.iterations) == 3
+    assert report.fresh == []
+    assert report.dropped == ["@learning_rate"]
+    # The old one has its own state still.
+    train(model, old)
+    assert weights(model) == {"a/kernel": -6.0, "b/kernel": -6.0}
+    assert int(old.iterations) == 3
+
+
+def test_weights_saved_with_a_float_rate_are_loaded_beside_a_schedule(tmp_path):
+    model = towers("a", "b")
+    train(model, grouped(model), steps=2)
+    model.save_weights(tmp_path / "model.weights.h5")
+    again = towers("a", "b")
+    again.compile(optimizer=grouped(again, learning_rate=kgo.constant(1.0)), loss=mean_output)
+    again.load_weights(tmp_path / "model.weights.h5")
+    fit(again)
+    assert weights(again) == {"a/kernel": -4.25, "b/kernel": -4.25}
+
+
+def test_state_without_a_model_finds_the_paths_of_one_with_a_model():
+    model = fill(nested())
+    old = grouped(None, learning_rate=0.125)
+    model.compile(optimizer=old, loss="mse")
+    fit_mse(model)
+    new = grouped(model, learning_rate=0.125)
+    kgo.transfer_state(old, new)
+    report = kgo.transfer_state(old, new)
+    model.compile(optimizer=new, loss="mse")
+    fit_mse(model, 1)
+    assert report.fresh == report.dropped == []
+
+
+def test_a_model_loaded_and_compiled_again_goes_on(tmp_path):
+    model = towers("a", "b")
+    train(model, grouped(model), steps=2)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(
+        tmp_path / "model.keras", custom_objects={"mean_output": mean_output}
+    )
+    new = grouped(loaded, [kgo.Group("a", "a")])
+    report = kgo.transfer_state(loaded.optimizer, new)
+    train(loaded, new)
+    assert weights(loaded) == {"a/kernel": -4.25, "b/kernel": -4.25}
+    assert report.renamed["a/a/kernel/momentums"] == "default/a/kernel/momentums"
+
+
+@pytest.mark.parametrize(
+    ("pair", "error", "message"),
+    [
+        (lambda one: (one, one), ValueError, "one optimizer twice"),
+        (lambda one: (keras.optimizers.Adam(), one), TypeError, "`old` must be .*from_optimizer"),
+        (lambda one: (one, "adam"), TypeError, "`new` must be a GroupedOptimizer"),
+        (lambda one: (one, kgo.GroupedOptimizer()), ValueError, "neither built nor loaded"),
+    ],
+    ids=["one twice", "a Keras optimizer", "a name", "no state"],
+)
+def test_what_has_no_state_to_transfer_is_refused(pair, error, message):
+    with pytest.raises(error, match=message):
+        kgo.transfer_state(*pair(kgo.GroupedOptimizer()))

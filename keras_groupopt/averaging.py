@@ -186,9 +186,9 @@ class Averages:
         if self.settled:
             return
         own = (self.made, iterations, *(variable for pair in pairs for variable in pair))
-        if not all(map(_compat.is_readable, own)):
-            return
         with kernels.outside_compiled_step():
+            if not all(map(_compat.is_readable, own)):
+                return
             begins = int(self.made) == 0 and int(iterations) == self.declared.start
             if begins:
                 copy_from_weights(pairs)

@@ -846,6 +846,15 @@ def test_three_fits_of_one_epoch_equal_one_of_three(dtype, callback):
         assert [history[key][0] for history in histories] == values
 
 
+def test_averages_made_in_the_first_compiled_step_start_as_the_weights_before_it():
+    # Keras' LossScaleOptimizer on TensorFlow builds the optimizer inside it there.
+    keras.config.set_dtype_policy("mixed_float16")
+    model = compiled(start=10.0)
+    model.set_weights([np.full((1, 1), 8.0)])
+    fit(model)
+    assert (weight(model), averages(model)[0]) == (8.0 + RAW, 8.0 + AVERAGE)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])
 def test_keras_averages_replace_the_weights_at_the_end_of_each_fit(dtype, tmp_path):
     keras.config.set_dtype_policy(dtype)

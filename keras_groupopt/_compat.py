@@ -148,9 +148,13 @@ def has_decay_exclusion(optimizer: Any) -> bool:
 def is_readable(variable: Any) -> bool:
     """Whether a variable's own value can be read.
 
-    Not where it stands for a value that was passed in, nor while `fit` on JAX has it.
+    Not where it stands for a value that was passed in, nor while `fit` on JAX has it, nor where
+    TensorFlow makes it at the first call of the step that is being compiled.
     """
-    return not stateless_scope.in_stateless_scope() and not is_purged(variable)
+    if stateless_scope.in_stateless_scope() or is_purged(variable):
+        return False
+    initialized = getattr(getattr(variable, "_value", variable), "is_initialized", None)
+    return initialized is None or bool(initialized())
 
 
 def register_variables(optimizer: Any, build: Any, variables: list[Any]) -> None:

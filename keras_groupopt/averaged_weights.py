@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from keras import ops
 
-from keras_groupopt import averaging, batch_norm, checkpoints, walk, wording
-from keras_groupopt.averaging import STATISTICS, Averages
+from keras_groupopt import averaging, batch_norm, checkpoints, state, walk, wording
+from keras_groupopt.averaging import Averages
 from keras_groupopt.callbacks.unwrap import unwrap
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
 
@@ -153,27 +153,17 @@ def load_averages(model: Any, path: str | os.PathLike[str]) -> None:
     ...     model.save(path)
     ...     kgo.load_averages(model, path)
     """
-    path = _checked(path)
-    saved = checkpoints.read_saved(path)
-    found = [] if saved is None else _averages_among(saved.values, saved.manifest, model)
+    saved = checkpoints.read_state(path)
+    found = [] if saved is None else _averages_among(saved, model)
     if not found:
         raise ValueError(
-            f"`path` must be a file with averages. Received: path={path!r}, without. A file of "
-            "`kgo.save_averaged` has them as its weights: `model.load_weights(path)` loads them."
+            f"`path` must be a file with averages. Received: path={os.fspath(path)!r}, without. "
+            "A file of `kgo.save_averaged` has them as its weights: `kgo.load_weights(model, "
+            "path)` loads them."
         )
-    kept = [(v, ops.copy(ops.convert_to_tensor(v))) for v in model.variables]
-    try:
-        with _without_optimizer(model):
-            model.load_weights(path)
-        for variable, value in found:
-            variable.assign(ops.cast(ops.convert_to_tensor(value), variable.dtype))
-    except BaseException:
-        _put_back(kept)
-        raise
-    optimizer = unwrap(getattr(model, "optimizer", None))
-    if isinstance(optimizer, GroupedOptimizer) and int(optimizer.iterations) == 0:
-        # As after weights without optimizer state: before the first step they are the anchors.
-        optimizer.load_own_variables({})
+    checkpoints.load_weights(model, path, optimizer=False)
+    for variable, value in found:
+        variable.assign(ops.cast(ops.convert_to_tensor(value), variable.dtype))
 
 
 def averages_of(model: Any, asked: str) -> tuple[GroupedOptimizer, Averages]:
@@ -212,10 +202,14 @@ def statistics_pairs(model: Any, averages: Averages, make: bool = False) -> list
         return []
     paths = {info.identity: info.path for info in walk.describe_model(model).infos}
     pairs = []
+    if make:
+        present = {paths[id(variable)] for variable in own}
+        for path in averages.statistics.keys() - present:
+            del averages.statistics[path]
     for variable in own:
         path = paths[id(variable)]
         if make and path not in averages.statistics:
-            averages.statistics[path] = averaging.beside(variable)
+            averages.add_statistics(path, variable)
         if path in averages.statistics:
             pairs.append((averages.statistics[path], variable))
     return pairs
@@ -246,20 +240,6 @@ def _no_state_saved_around(outer: Any, optimizer: Any) -> Iterator[None]:
         del outer.save_own_variables
 
 
-@contextlib.contextmanager
-def _without_optimizer(model: Any) -> Iterator[None]:
-    """Lets `load_weights` see the weights alone."""
-    optimizer = getattr(model, "optimizer", None)
-    if optimizer is None:
-        yield
-        return
-    model.optimizer = None
-    try:
-        yield
-    finally:
-        model.optimizer = optimizer
-
-
 def _checked(path: str | os.PathLike[str]) -> str:
     path = os.fspath(path)
     if not path.endswith((".keras", ".weights.h5")):
@@ -267,9 +247,7 @@ def _checked(path: str | os.PathLike[str]) -> str:
     return path
 
 
-def _averages_among(
-    values: Mapping[str, np.ndarray], manifest: Mapping[str, Any], model: Any
-) -> list[tuple[Any, np.ndarray]]:
+def _averages_among(saved: state.Saved, model: Any) -> list[tuple[Any, np.ndarray]]:
     """Returns variables of the model and their saved averages.
 
     Raises:
@@ -279,19 +257,20 @@ def _averages_among(
     variables = {id(variable): variable for variable in model.variables}
     layer_paths = {info.path: variables.get(info.identity) for info in catalog.infos}
     paths = layer_paths
-    if manifest.get("provisional"):
+    if saved.manifest.get("provisional"):
         # The optimizer that was saved knew no model, and so no layer paths.
         trainable = model.trainable_variables
         infos = walk.describe_variables(trainable).infos
         paths = {info.path: v for info, v in zip(infos, trainable, strict=True)}
     found, differences = [], []
-    for key, value in values.items():
+    for key, value in saved.values.items():
         if key.endswith(_AVERAGE):
             # The group's name, which has no slash, comes before the path.
-            path, known = key.partition("/")[2].removesuffix(_AVERAGE), paths
-        elif key.startswith(STATISTICS):
-            path, known = key.removeprefix(STATISTICS), layer_paths
+            known = paths
+            path: str | None = key.partition("/")[2].removesuffix(_AVERAGE)
         else:
+            path, known = averaging.statistics_path(key), layer_paths
+        if path is None:
             continue
         variable = known.get(path)
         if variable is None:

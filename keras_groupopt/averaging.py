@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import urllib.parse
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -17,8 +18,8 @@ Tensor = Any
 # An average and the variable it is of.
 Pair = tuple[Any, Any]
 
-STATISTICS = "@statistics/"
-STATISTICS_MADE = "@statistics_made"
+_STATISTICS = "@statistics:"
+_STATISTICS_MADE = "@statistics_made"
 
 
 class Averages:
@@ -40,8 +41,8 @@ class Averages:
         self.in_weights = False
         # Averages of BatchNorm statistics by layer path, which a callback makes and moves.
         self.statistics: dict[str, Any] = {}
-        # How many averages of the weights had been made when the statistics last moved.
-        self.statistics_made = 0
+        # How many averages of the weights had been made when they last moved; made with them.
+        self.statistics_made: Any = None
         # The optimizer step at which they are copies of the weights.
         self.begins = declared.start
 
@@ -107,8 +108,8 @@ class Averages:
             step: The optimizer steps done.
         """
         made = int(self.made)
-        kept = self._kept_since(self.statistics_made, made, step)
-        self.statistics_made = made
+        kept = self._kept_since(int(self.statistics_made), made, step)
+        self.statistics_made.assign(made)
         if kept < 1.0:
             share = ops.convert_to_tensor(1.0 - kept, dtype="float32")
             kernels.average([mean for mean, _ in pairs], [v for _, v in pairs], share, True)
@@ -127,17 +128,32 @@ class Averages:
             return math.prod(min(momentum, (1 + t) / (10 + t)) for t in range(before, made))
         return momentum ** (made - before)
 
-    def take_statistics(self, values: Mapping[str, Any]) -> list[str]:
-        """Takes saved averages of statistics, by key; returns the keys that were taken."""
-        saved = {
-            key.removeprefix(STATISTICS): value
-            for key, value in values.items()
-            if key.startswith(STATISTICS)
-        }
-        self.statistics = {path: beside(value) for path, value in saved.items()}
-        self.statistics_made = int(values.get(STATISTICS_MADE, 0))
-        taken = [STATISTICS + path for path in saved]
-        return [*taken, STATISTICS_MADE] if taken else []
+    def add_statistics(self, path: str, value: Any) -> Any:
+        """Makes the average of a statistic, which starts as a copy of `value`."""
+        if self.statistics_made is None:
+            self.statistics_made = keras.Variable(0, dtype="int32", trainable=False)
+        self.statistics[path] = beside(value)
+        return self.statistics[path]
+
+    def expect_statistics(self, values: Mapping[str, Any]) -> Callable[[], None]:
+        """Makes averages of the statistics that saved values have, to be given them.
+
+        Args:
+            values: Saved values, by key.
+
+        Returns:
+            A function that undoes it.
+        """
+        known = dict(self.statistics)
+        for key, value in values.items():
+            path = statistics_path(key)
+            if path is not None and path not in known:
+                self.add_statistics(path, value)
+
+        def undo() -> None:
+            self.statistics = known
+
+        return undo
 
     def entries(self) -> dict[str, Any]:
         """Returns the state to save beside one average per weight, by key."""
@@ -145,10 +161,12 @@ class Averages:
         if self.momentum is not None and self.momentum.variable is not None:
             found["@ema_momentum"] = self.momentum.variable
         if self.statistics:
-            found[STATISTICS_MADE] = keras.Variable(
-                self.statistics_made, dtype="int32", trainable=False
-            )
-        return found | {f"{STATISTICS}{path}": mean for path, mean in self.statistics.items()}
+            found[_STATISTICS_MADE] = self.statistics_made
+        # A slash would make the path a group's name.
+        return found | {
+            _STATISTICS + urllib.parse.quote(path, safe=""): mean
+            for path, mean in self.statistics.items()
+        }
 
     def overwrite(self, pairs: Sequence[Pair], step: Tensor, variables: Sequence[Any]) -> None:
         """Writes the averages into the weights at the steps that Keras' `use_ema` asks for."""
@@ -171,9 +189,9 @@ class Averages:
         if self.settled:
             return
         own = (self.made, iterations, *(variable for pair in pairs for variable in pair))
-        if not all(map(_compat.is_readable, own)):
-            return
         with kernels.outside_compiled_step():
+            if not all(map(_compat.is_readable, own)):
+                return
             begins = ops.logical_and(
                 ops.equal(self.made, 0), ops.equal(ops.cast(iterations, "int32"), self.begins)
             )
@@ -202,9 +220,11 @@ def copy_from_weights(pairs: Sequence[Pair]) -> None:
         mean.assign(ops.copy(ops.cast(ops.convert_to_tensor(variable), mean.dtype)))
 
 
-def is_statistic(key: str) -> bool:
-    """Whether a key of saved state is of averages of BatchNorm statistics."""
-    return key == STATISTICS_MADE or key.startswith(STATISTICS)
+def statistics_path(key: str) -> str | None:
+    """Returns the layer path of the statistic that saved state is the average of, if it is one."""
+    if not key.startswith(_STATISTICS):
+        return None
+    return urllib.parse.unquote(key.removeprefix(_STATISTICS))
 
 
 def beside(value: Any) -> Any:

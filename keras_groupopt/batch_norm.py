@@ -66,8 +66,8 @@ def update_batch_norm(
 
     Args:
         model: A built Keras model.
-        data: Inputs, as for `model.predict`: arrays, a dataset, or an iterable of batches. Of
-            batches `(x, y)` only `x` is used.
+        data: Inputs, as for `model.predict`: arrays (a list or dict of them for several inputs),
+            a dataset, or an iterator of batches. Of batches `(x, y)` only `x` is used.
         steps: The most batches to take; `None` for all. Needed where `data` never ends.
         batch_size: Samples per batch of arrays.
 
@@ -162,9 +162,12 @@ def _batches(data: Any, batch_size: int) -> Iterator[Any]:
 
 
 def _tensor(value: Any) -> Any:
-    if isinstance(value, np.ndarray) and value.dtype == np.float64:
-        value = value.astype(keras.config.floatx())
-    return ops.convert_to_tensor(value)
+    if ops.is_tensor(value):
+        return value
+    # Of another framework's dataset too.
+    array = np.asarray(value)
+    wide = array.dtype == np.float64
+    return ops.convert_to_tensor(array.astype(keras.config.floatx()) if wide else array)
 
 
 def _copy(variable: Any) -> Any:

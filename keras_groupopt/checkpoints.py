@@ -90,11 +90,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
     )
 
 
-def read_saved(path: Path) -> state.Saved | None:
-    """Returns the optimizer state in a file of a model, verified; `None` where there is none.
+def read_state(path: Path) -> state.Saved | None:
+    """Returns the optimizer state in a file of a model, after checking all of it.
 
     Args:
-        path: As for `load_weights`.
+        path: As in `read_manifest`, of a model.
+
+    Returns:
+        The state; `None` if there is none of a `GroupedOptimizer`.
 
     Raises:
         FileNotFoundError: If there is no such file.

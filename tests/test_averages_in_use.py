@@ -408,6 +408,11 @@ def test_callbacks_passed_to_the_callback_act_on_batches_too(tmp_path):
             ValueError,
             "BackupAndRestore. Put it in `fit`'s own list",
         ),
+        (
+            lambda: {"callbacks": kgo.BackupAndRestore("x")},
+            ValueError,
+            "BackupAndRestore. Put it in `fit`'s own list",
+        ),
         (lambda: {"callbacks": kgo.UseAveragedWeights()}, ValueError, "UseAveragedWeights. Put"),
         (lambda: {"batch_norm": "mean"}, ValueError, '`batch_norm` must be "average"'),
         (lambda: {"batch_norm": None}, ValueError, '`batch_norm` must be "average"'),
@@ -630,7 +635,7 @@ def other_shapes() -> keras.Model:
     ("model", "file", "error", "message"),
     [
         (compiled, "missing.keras", FileNotFoundError, "must be an existing file"),
-        (compiled, "run.txt", ValueError, "must end in `.keras` or `.weights.h5`"),
+        (compiled, "run.txt", ValueError, "must be a file that ends in one of"),
         (compiled, "averaged.keras", ValueError, "must be a file with averages"),
         (compiled, "damaged.keras", ValueError, "must be a whole file"),
         (compiled, "damaged.weights.h5", ValueError, "must be a whole file"),
@@ -839,6 +844,15 @@ def test_three_fits_of_one_epoch_equal_one_of_three(dtype, callback):
     assert_equal(averages(model), averages(straight))
     for key, values in expected.items():
         assert [history[key][0] for history in histories] == values
+
+
+def test_averages_made_in_the_first_compiled_step_start_as_the_weights_before_it():
+    # Keras' LossScaleOptimizer on TensorFlow builds the optimizer inside it there.
+    keras.config.set_dtype_policy("mixed_float16")
+    model = compiled(start=10.0)
+    model.set_weights([np.full((1, 1), 8.0)])
+    fit(model)
+    assert (weight(model), averages(model)[0]) == (8.0 + RAW, 8.0 + AVERAGE)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed_float16"])

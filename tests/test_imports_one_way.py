@@ -31,7 +31,7 @@ ROWS = (
     ("state",),
     ("running_values", "persistence", "rebuilding"),
     ("grouped_optimizer",),
-    ("loss_scale", "batch_norm"),
+    ("loss_scale",),
     (
         "training",
         "callbacks",
@@ -40,6 +40,7 @@ ROWS = (
         "transfer",
         "checkpoints",
         "averaged_weights",
+        "batch_norm",
     ),
     ("__init__",),
 )

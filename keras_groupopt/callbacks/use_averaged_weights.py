@@ -16,6 +16,7 @@ import keras
 
 from keras_groupopt import _compat, averaging, batch_norm
 from keras_groupopt.averaged_weights import averaged_weights, averages_of, statistics_pairs
+from keras_groupopt.callbacks.backup import BackupAndRestore
 from keras_groupopt.callbacks.unwrap import unwrap
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
 
@@ -44,8 +45,8 @@ class UseAveragedWeights(keras.callbacks.Callback):
 
     The weights come back bit for bit, after exceptions and Ctrl-C too: in `fit` before the
     exception gets out. In `evaluate` and `predict` that holds for what their step raises; after an
-    exception in the data or in another callback they come back with the next use of the averages
-    or when the traceback is gone, so prefer `with kgo.averaged_weights(model):` there.
+    exception in the data or in another callback they come back when the traceback is gone, or
+    with the next use of this object. Prefer `with kgo.averaged_weights(model):` there.
 
     Args:
         callbacks: Callbacks of `fit` that see the averages wherever they act. To be left out of
@@ -88,6 +89,7 @@ class UseAveragedWeights(keras.callbacks.Callback):
             )
         self.batch_norm = batch_norm
         self._validating = False
+        self._estimated_at: int | None = None
         self._swap = contextlib.ExitStack()
         for hook in _BATCH_HOOKS:
             # Keras waits for every batch where a callback has such a hook.
@@ -111,6 +113,7 @@ class UseAveragedWeights(keras.callbacks.Callback):
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the optimizer, and arranges who sees the averages."""
         self._swap.close()
+        self._estimated_at = None
         model = self.model
         optimizer = unwrap(model.optimizer)
         if isinstance(optimizer, GroupedOptimizer) and not optimizer.built and model.built:
@@ -168,9 +171,11 @@ class UseAveragedWeights(keras.callbacks.Callback):
         pairs = statistics_pairs(model, averages, make=True)
         if not pairs:
             return
+        step = int(optimizer.iterations)
         if isinstance(self.batch_norm, str):
-            averages.move_statistics(pairs, int(optimizer.iterations))
-        elif not start:
+            averages.move_statistics(pairs, step)
+        elif not start and step != self._estimated_at:
+            self._estimated_at = step
             with averaged_weights(model):
                 batch_norm.update_batch_norm(model, self.batch_norm)
                 averaging.copy_from_weights(pairs)
@@ -270,13 +275,12 @@ def _acts(callback: Any, hook: str) -> bool:
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(_Callback, hook)
 
 
+_NEED_WEIGHTS = (keras.callbacks.BackupAndRestore, BackupAndRestore, UseAveragedWeights)
+
+
 def _checked(callbacks: Any) -> list[Any]:
     own = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-    refused: Iterator[Any] = (
-        callback
-        for callback in own
-        if isinstance(callback, (keras.callbacks.BackupAndRestore, UseAveragedWeights))
-    )
+    refused: Iterator[Any] = (callback for callback in own if isinstance(callback, _NEED_WEIGHTS))
     for callback in own:
         if not isinstance(callback, _Callback):
             raise TypeError(

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import averaging, config, wording
+from keras_groupopt import config, wording
 from keras_groupopt.parts import Parts
 from keras_groupopt.state import keys
 from keras_groupopt.state.manifest import manifest_of
@@ -93,18 +93,23 @@ def give(
         ValueError: If the layout is another one. Nothing is assigned then.
     """
     terms = Terms() if terms is None else terms
+    averages = parts.averages
+    # A callback makes these, which may come later than the state.
+    undo = None if averages is None else averages.expect_statistics(saved.values)
     entries = keys.entries_of(optimizer, parts)
     expected = manifest_of(entries, parts.plan)
     try:
         pairs, report = match(
-            _without_statistics(saved.manifest),
-            _without_statistics(expected),
+            saved.manifest,
+            expected,
             strict=terms.strict,
             renames=terms.renames,
             resting=resting,
             moves=terms.moves,
         )
     except ValueError:
+        if undo is not None:
+            undo()
         terms.report.fill(Report(status="refused"))
         raise
     not_begun = int(keras.ops.convert_to_numpy(optimizer.iterations)) == 0
@@ -116,17 +121,9 @@ def give(
     fresh = [keys.parse(key) for key in report.fresh if not_begun]
     parts.due_anchors = frozenset(str(key.owner) for key in fresh if key.slot == keys.ANCHOR)
     _settle(parts, pairs, saved.values[keys.ITERATIONS])
-    if parts.averages is not None:
-        report.kept += parts.averages.take_statistics(saved.values)
     _tell(report, saved.values)
     terms.report.fill(report)
     return terms.report
-
-
-def _without_statistics(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns a manifest without averages of statistics, which only a callback makes."""
-    state = {key: v for key, v in manifest["state"].items() if not averaging.is_statistic(key)}
-    return {**manifest, "state": state}
 
 
 def _settle(parts: Parts, pairs: Mapping[str, str], iterations: Any) -> None:

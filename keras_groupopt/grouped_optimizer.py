@@ -93,8 +93,8 @@ class GroupedOptimizer(RunningValues, Persistence, keras.optimizers.Optimizer):
             open at the end of an epoch carries over; `kgo.FlushAccumulation` closes it instead.
         ema: An average of the weights over optimizer steps: `kgo.EMA(...)` or `kgo.SWA(...)`.
             `fit` leaves the weights themselves alone.
-        on_nonfinite: What happens where gradients are not finite (inf, NaN, or a norm beyond
-            float32): `"skip"` leaves all state as it is and counts in `skipped_steps`; `"raise"`
+        on_nonfinite: What happens where gradients are not finite (inf, NaN, or a norm over all
+            groups beyond 1.8e19, whose square float32 cannot hold): `"skip"` leaves all state as it is and counts in `skipped_steps`; `"raise"`
             does so too and raises, in a compiled step when `fit` ends (`GroupLogger`: when the
             batch ends); `"propagate"` does not look.
         use_ema: Keras' averages: as `ema=kgo.EMA(ema_momentum)`, but the first average is the
@@ -388,7 +388,8 @@ class GroupedOptimizer(RunningValues, Persistence, keras.optimizers.Optimizer):
         Args:
             grads: One gradient per variable, of its shape; `None` where there is none.
             trainable_variables: Their variables. The first call builds the optimizer with them;
-                later calls may leave some out. Default: all variables it was built with.
+                later calls may leave some out, which is as if they had no gradient. Default: all
+                variables it was built with.
             sample_count: The samples (or tokens) that `grads` is the mean over, a number or a
                 scalar tensor. With it, micro-batches of different sizes weigh as in one batch.
 

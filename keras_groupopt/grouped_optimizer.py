@@ -94,10 +94,11 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
             open at the end of an epoch carries over; `kgo.FlushAccumulation` closes it instead.
         ema: An average of the weights over optimizer steps: `kgo.EMA(...)` or `kgo.SWA(...)`.
             `fit` leaves the weights themselves alone.
-        on_nonfinite: What happens where gradients are not finite (inf, NaN, or a norm beyond
-            float32): `"skip"` leaves all state as it is and counts in `skipped_steps`; `"raise"`
-            does so too and raises, in a compiled step when `fit` ends (`GroupLogger`: when the
-            batch ends); `"propagate"` does not look.
+        on_nonfinite: What happens where gradients are not finite (inf, NaN, or a norm over all
+            groups beyond 1.8e19, whose square float32 cannot hold): `"skip"` leaves all state as
+            it is and counts in `skipped_steps`; `"raise"` does so too and raises, in a compiled
+            step when `fit` ends (`GroupLogger`: when the batch ends); `"propagate"` does not
+            look.
         use_ema: Keras' averages: as `ema=kgo.EMA(ema_momentum)`, but the first average is the
             weights after the first step, and `fit` ends by writing the averages into the weights.
         ema_momentum: The momentum for `use_ema`, in [0, 1).
@@ -398,7 +399,8 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         Args:
             grads: One gradient per variable, of its shape; `None` where there is none.
             trainable_variables: Their variables. The first call builds the optimizer with them;
-                later calls may leave some out. Default: all variables it was built with.
+                later calls may leave some out, which is as if they had no gradient. Default: all
+                variables it was built with.
             sample_count: The samples (or tokens) that `grads` is the mean over, a number or a
                 scalar tensor. With it, micro-batches of different sizes weigh as in one batch.
 
@@ -435,8 +437,7 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         with keras.name_scope(self.name):
             reach = parts.within_reach(positions)
             routed = step.route(parts, grads, positions, reach)
-            # What `flush` may need, without values that a trace leaves behind.
-            parts.with_gradient = [list(indices) for indices in routed.indices]
+            parts.note_gradients(routed.indices)
             settings = self._settings(accumulation.check_samples(sample_count))
             own = [parts.variables[position] for position in reach]
             step.step(parts, routed, settings, [*self.changing_variables, *own])

@@ -281,8 +281,8 @@ class Parts:
         self.due_anchors: frozenset[str] = frozenset()
         # Positions whose gradients the last traced or eager step received.
         self.received: frozenset[int] | None = None
-        # Per group, the places of variables that the last step brought gradients for.
-        self.with_gradient: list[list[int]] | None = None
+        # Per group, the places of variables that every step so far brought gradients for.
+        self.with_gradient: list[set[int]] | None = None
         # The model's training function at that step, held weakly; `None` in a loop of one's own.
         self.received_in: Any = None
         self.warned: set[tuple[str, ...]] = set()
@@ -319,6 +319,17 @@ class Parts:
                 and getattr(self.variables[position], "trainable", True)
             )
         ]
+
+    def note_gradients(self, indices: Sequence[Sequence[int]]) -> None:
+        """Notes which variables a step brought gradients for, once for each compiled step.
+
+        `flush` needs it, and cannot ask which of several compiled steps ran.
+
+        Args:
+            indices: Per group, the places of those variables in it.
+        """
+        before = self.with_gradient or indices
+        self.with_gradient = [set(now) & set(old) for now, old in zip(indices, before, strict=True)]
 
     @property
     def accumulators(self) -> list[Any]:

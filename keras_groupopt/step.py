@@ -89,11 +89,9 @@ def step(parts: Parts, routed: Routed, settings: Settings, variables: Sequence[A
         routed.gradients = [kernels.scale(own, factor) for own in routed.gradients]
     if parts.window is not None:
         parts.window.expect(settings.sample_count)
-    finite, norms = _check(parts, routed, settings)
-    known = None if finite is None else kernels.known(finite)
-    if known is False:
+    keep, norms = _check(parts, routed, settings)
+    if keep is False:
         return
-    keep = None if known else finite
     if parts.window is not None:
         _accumulate(parts, parts.window, routed, settings, keep, variables)
     elif keep is None:
@@ -144,18 +142,28 @@ def route(
     return routed
 
 
-def _check(parts: Parts, routed: Routed, settings: Settings) -> tuple[Tensor | None, Tensor | None]:
-    """Returns whether the gradients are finite, and the norm per group that has any."""
+def _check(parts: Parts, routed: Routed, settings: Settings) -> tuple[Any, Tensor | None]:
+    """Looks at the gradients before anything takes them in.
+
+    Returns:
+        Whether the step may go on: `None` where it may, `False` where it may not, and a tensor in
+        a compiled step. And the norm per group that has gradients, where it was taken.
+    """
     if parts.guard is None or not any(routed.gradients):
         return None, None
     numbers, norms = finiteness.group_norms(routed.gradients)
-    finite, first = finiteness.first_at_fault(numbers, norms)
+    finite = finiteness.are_finite(norms)
+    known = kernels.known(finite)
+    if known:
+        return None, norms
+    first = finiteness.first_at_fault(numbers, norms)
     parts.guard.record(finite, first)
-    if settings.on_nonfinite == "raise" and kernels.known(finite) is False:
-        number = int(first)
+    if known is None:
+        return finite, norms
+    if settings.on_nonfinite == "raise":
         parts.guard.first.assign(finiteness.NONE)
-        raise FloatingPointError(finiteness.message(parts.groups[number].name))
-    return finite, norms
+        raise FloatingPointError(finiteness.message(parts.groups[int(first)].name))
+    return False, norms
 
 
 def _accumulate(
@@ -241,7 +249,7 @@ def flush(
     parts: Parts, window: accumulation.Window, settings: Settings, variables: Sequence[Any]
 ) -> None:
     """Does the step of a window that is not full, with what its micro-batches brought."""
-    known = parts.with_gradient or [[] for _ in parts.groups]
+    known = parts.with_gradient or [set() for _ in parts.groups]
     routed = Routed.empty(parts)
     for number, group in enumerate(parts.groups):
         for index, variable in enumerate([] if group.frozen else group.variables):

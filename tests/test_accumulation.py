@@ -490,6 +490,29 @@ def test_a_window_carries_over_into_the_next_epoch_or_is_flushed() -> None:
     assert_same(state_of(model.optimizer), before)
 
 
+@both_ways
+@pytest.mark.usefixtures("missing_is_expected")
+def test_a_flush_moves_what_came_in_its_window_whatever_came_before(way: str) -> None:
+    """Steps with and without a gradient of the head: each is compiled, and any may be the last."""
+    case = next(case for case in RULES if case.name == "sgd_momentum")
+    whole, parts = make_model(), make_model()
+    plain = case.optimizer(whole, **EVERYTHING)
+    optimizer = case.optimizer(parts, **EVERYTHING, gradient_accumulation_steps=3)
+    step = stepper(optimizer, parts, way)
+    full = {path: _on_grid(g) for path, g in gradients(0).items()}
+    # A gradient that is zero is one: the weight decays.
+    full["backbone/bias"][:] = 0.0
+    part = full | dict.fromkeys(HEAD)
+    for window in ([part, full, full], [part], [full]):
+        for given in window:
+            step(given)
+        optimizer.flush()
+    for given in (full | {p: full[p] * np.float32(2 / 3) for p in HEAD}, part, full):
+        take_step(plain, whole, given)
+    assert_close(weights_of(parts), weights_of(whole), 5e-6)
+    assert counters_of(optimizer) == {3}
+
+
 def test_flushing_needs_a_grouped_optimizer_and_nothing_else() -> None:
     assert fitted([kgo.FlushAccumulation()], gradient_accumulation_steps=None)[:2] == (-30.0, 10)
     model = towers("weight")

@@ -447,6 +447,18 @@ def test_the_plan_says_how_weights_are_averaged() -> None:
     for name, said in says.items():
         plan = sgd(model, **TRANSCRIPTS[name][0]).plan
         assert plan.to_dict()["options"]["ema"] == said
+        assert f"Average of the weights: {said}" in summary(plan)
+    plan = sgd(model, gradient_accumulation_steps=4, on_nonfinite="raise").plan
+    assert "Micro-batches per step: 4" in summary(plan)
+    assert "Gradients not finite: raise" in summary(plan)
+    plain = summary(sgd(model).plan)
+    assert not [word for word in ("Average", "Micro", "finite") if word in plain]
+
+
+def summary(plan: Any) -> str:
+    lines: list[str] = []
+    plan.summary(print_fn=lines.append, line_length=100)
+    return "\n".join(lines)
 
 
 REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [

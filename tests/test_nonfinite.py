@@ -162,9 +162,11 @@ def test_a_sparse_gradient_is_looked_at_with_repeated_rows_summed(values: Any) -
     table = keras.Variable(np.ones((3, 1), "float32"), name="table")
     optimizer = kgo.GroupedOptimizer(rule="sgd")
     optimizer.build([table])
-    slices = tf.IndexedSlices(tf.constant(values, tf.float32), [2, 2], tf.constant([3, 1]))
-    for apply in (optimizer.apply, tf.function(optimizer.apply)):
-        apply([slices], [table])
+    slices = tf.IndexedSlices(
+        tf.constant(values, tf.float32), tf.constant([2, 2]), tf.constant([3, 1])
+    )
+    for step in (optimizer.apply, tf.function(lambda given: optimizer.apply(given, [table]))):
+        step([slices])
     assert int(numpy_of(optimizer.skipped_steps)) == 2
     np.testing.assert_array_equal(numpy_of(table), np.ones((3, 1)))
 

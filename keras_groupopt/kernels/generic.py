@@ -83,7 +83,8 @@ def accumulate(
             added = added * ops.cast(weight, accumulator.dtype)
         if keep is not None:
             added = ops.where(keep, added, ops.zeros_like(added))
-        accumulator.assign(accumulator + added)
+        # Keras' `+` on TensorFlow may take it for adding a bias, which an empty tensor cannot be.
+        accumulator.assign(accumulator - ops.negative(added))
 
 
 def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, copies: bool) -> None:
@@ -98,5 +99,5 @@ def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, co
     for mean, variable in zip(averages, variables, strict=True):
         value = ops.cast(variable, mean.dtype)
         part = ops.cast(share, mean.dtype)
-        moved = mean + part * (value - mean)
+        moved = mean - part * (mean - value)
         mean.assign(ops.where(part >= 1, value, moved) if copies else moved)

@@ -13,7 +13,8 @@ from typing import Any
 from keras import ops
 
 from keras_groupopt import accumulation, clipping, finiteness, kernels
-from keras_groupopt.parts import GroupParts, Parts, overwritten_by_gradient
+from keras_groupopt.group_parts import GroupParts, overwritten_by_gradient
+from keras_groupopt.parts import Parts
 
 Tensor = Any
 

@@ -26,10 +26,11 @@ ROWS = (
     ("slots", "hyperparameters", "kernels"),
     ("decay", "clipping", "accumulation", "averaging", "finiteness"),
     ("memory", "anchors"),
+    ("group_parts",),
     ("parts",),
     ("step", "declaration", "config"),
     ("state",),
-    ("running_values", "persistence", "rebuilding"),
+    ("binding", "running_values", "persistence", "rebuilding"),
     ("grouped_optimizer",),
     ("loss_scale",),
     (

@@ -8,8 +8,8 @@ from typing import Any
 import keras
 
 from keras_groupopt import _compat, slots, wording
+from keras_groupopt.group_parts import GroupParts
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
-from keras_groupopt.parts import GroupParts
 from keras_groupopt.rules.registry import type_of
 
 

@@ -12,8 +12,8 @@ import numpy as np
 
 from keras_groupopt import wording
 from keras_groupopt.converters import layouts
+from keras_groupopt.group_parts import GroupParts
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
-from keras_groupopt.parts import GroupParts
 
 _MOMENTS = {"exp_avg": "momentums", "exp_avg_sq": "velocities"}
 

@@ -1,0 +1,168 @@
+"""Which model an optimizer belongs to, and the plan for its variables."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_groupopt import kernels, memory, resolve, walk, wording
+from keras_groupopt import plan as planning
+from keras_groupopt.declaration import Declaration
+from keras_groupopt.group_parts import overwritten_by_gradient
+from keras_groupopt.parts import Parts
+
+
+class Binding:
+    """The part of `GroupedOptimizer` that knows the model, its paths and its plan."""
+
+    _declaration: Declaration
+    _parts: Parts | None
+    _trainable_variables: list[Any]
+    _trainable_variables_indices: Any
+    _var_key: Any
+    _built_parts: Any
+
+    @property
+    def plan(self) -> planning.Plan:
+        """The plan: the built one, or a preview for the model as it is now.
+
+        Raises:
+            ValueError: If the optimizer is not built and has no model.
+        """
+        if self._parts is not None:
+            return self._parts.plan
+        model = self._declaration.live_model()
+        if model is None:
+            raise ValueError(
+                "`plan` needs a model before the optimizer is built. Received: no model. Pass "
+                "`GroupedOptimizer(model=...)` or call `optimizer.bind(model)`."
+            )
+        preview = self._resolve(list(model.trainable_variables))
+        self._declaration.preview = planning.with_state_bytes(preview, memory.estimate(preview))
+        return self._declaration.preview
+
+    def bind(self, model: Any) -> None:
+        """Attaches a model, from which layer paths come. It is held weakly.
+
+        Args:
+            model: The Keras model whose variables this optimizer trains.
+
+        Raises:
+            TypeError: If it is no model.
+            ValueError: If the optimizer was built with variables of another model.
+        """
+        if not isinstance(model, keras.layers.Layer):
+            raise TypeError(
+                "`model` must be a Keras model. Received: "
+                f"model={model!r} of type {type(model).__name__}."
+            )
+        if self._parts is not None:
+            own = {id(variable) for variable in model.variables}
+            if any(id(variable) not in own for variable in self._trainable_variables):
+                raise ValueError(
+                    "`model` must hold the variables that this optimizer was built with. "
+                    f'Received: model "{model.name}", which does not. Call '
+                    "`optimizer.rebuild(model)` if it took the place of that model, or make a new "
+                    "GroupedOptimizer for another model."
+                )
+        self._declaration.model = weakref.ref(model)
+
+    def check_model(self, model: Any) -> None:
+        """Refuses a model that the built optimizer cannot go on training as it is now.
+
+        Attaches the model if none is attached. `GroupLogger` calls it when training begins.
+
+        Args:
+            model: The Keras model whose variables this optimizer trains.
+
+        Raises:
+            ValueError: If the optimizer is not built, if the model has trainable variables it was
+                not built with, or if `trainable` changed since `fit` last made its training step.
+        """
+        parts = self._built_parts("check_model")
+        if self._declaration.live_model(required=False) is None:
+            self.bind(model)
+        now = frozenset(self._positions(model.trainable_variables))
+        made = None if parts.received_in is None else parts.received_in()
+        received = parts.received
+        if received is None or made is None or made is not model.train_function:
+            return
+        changed = [v.path for v in parts.plan.variables if v.position in now ^ received]
+        if not changed:
+            return
+        raise ValueError(
+            "`trainable` must not change between `compile` and `fit`: a compiled step keeps "
+            "training the variables it was made for. Received: changed "
+            f"{wording.listing(changed)}. Call `model.compile(optimizer=model.optimizer, ...)` "
+            "again; the optimizer keeps its state."
+        )
+
+    def _resolve(self, variables: list[Any]) -> planning.Plan:
+        plan = self._resolve_declared(variables)
+        overwritten = [i for i, v in enumerate(variables) if overwritten_by_gradient(v)]
+        return planning.without_decay(plan, overwritten)
+
+    def _resolve_declared(self, variables: list[Any]) -> planning.Plan:
+        declaration = self._declaration
+        groups, defaults = declaration.groups, declaration.defaults
+        if declaration.records is not None:
+            infos = walk.describe_variables(variables).infos
+            return resolve.bind(
+                declaration.records, groups, defaults, infos, declaration.records_provisional
+            )
+        model = declaration.live_model()
+        catalog = (
+            walk.describe_variables(variables) if model is None else walk.describe_model(model)
+        )
+        places = {info.identity: place for place, info in enumerate(catalog.infos)}
+        unknown = [v.path for v in variables if id(v) not in places]
+        if unknown:
+            raise ValueError(
+                "The optimizer must be built with variables of its model. Received: "
+                f'{", ".join(unknown[:5])}, not in the model "{model.name}" given as `model=`.'
+            )
+        declaration.catalog = catalog
+        trainable = [places[id(variable)] for variable in variables]
+        return resolve.resolve(groups, defaults, catalog, trainable)
+
+    def _positions(self, variables: Sequence[Any]) -> list[int]:
+        known = self._trainable_variables_indices
+        positions = [known.get(self._var_key(variable)) for variable in variables]
+        unknown = [v for v, position in zip(variables, positions, strict=True) if position is None]
+        if unknown:
+            raise ValueError(
+                "Every variable must be one the optimizer was built with. Received: unknown "
+                f"{', '.join(self._name_of(v) for v in unknown[:5])}"
+                f"{' …' if len(unknown) > 5 else ''}. They became trainable, or were added, after "
+                "the optimizer was built, or belong to another model. Call "
+                "`optimizer.rebuild(model)`, which keeps the state of every variable that stays."
+            )
+        return positions
+
+    @staticmethod
+    def _in_order(positions: Sequence[Any]) -> bool:
+        """Whether values of variables at `positions` can go by their order, where that matters."""
+        return not kernels.BY_ORDER or list(positions) == sorted(positions)
+
+    def _name_of(self, variable: Any) -> str:
+        """Returns a variable's layer path where the model is known, else Keras' own name."""
+        model = self._declaration.live_model(required=False)
+        if model is not None:
+            for info in walk.describe_model(model).infos:
+                if info.identity == id(variable):
+                    return info.path
+        return str(getattr(variable, "path", variable.name))
+
+    def _say_if_changed(self, plan: planning.Plan) -> None:
+        preview = self._declaration.preview
+        difference = preview.compare(plan) if preview is not None else None
+        if difference:
+            warnings.warn(
+                "The plan differs from the one last shown, because the model changed:\n  "
+                + "\n  ".join(difference.first(5)),
+                stacklevel=3,
+            )

@@ -1,0 +1,259 @@
+"""What a built optimizer holds for one group: its rule, scalars, anchors and variables."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_groupopt import _compat, anchors, clipping, decay, slots
+from keras_groupopt.averaging import wide_dtype
+from keras_groupopt.hyperparameters import Scalar
+from keras_groupopt.plan import Plan, PlannedGroup
+from keras_groupopt.rules.registry import make_rule
+
+Tensor = Any
+
+
+class GroupParts:
+    """One group of a built optimizer.
+
+    Args:
+        planned: The group in the plan.
+        plan: The plan.
+        variables: The group's Keras variables, in the plan's order.
+        model: The model, where a given anchor needs it.
+        prefix: What the paths of the group's state begin with; no other group has it.
+    """
+
+    def __init__(
+        self,
+        planned: PlannedGroup,
+        plan: Plan,
+        variables: Sequence[Any],
+        model: Any,
+        prefix: str,
+    ) -> None:
+        group = planned.group
+        self.name = group.name
+        self.planned = planned
+        self.variables = list(variables)
+        self.frozen = group.frozen
+        self.rule: Any = None
+        self.scalars: dict[str, Scalar] = {}
+        self.anchors: list[Any] = [None] * len(self.variables)
+        self.averages: list[Any] = [None] * len(self.variables)
+        self.accumulators: list[Any] = [None] * len(self.variables)
+        # Anchors given as arrays are not in a config: until state is loaded they are unknown.
+        self.anchors_unknown = False
+        if self.frozen:
+            return
+        self.clipping = (group.clipnorm, group.global_clipnorm, group.clipvalue)
+        self._rate: Tensor = None
+        self._prefix = prefix
+        self._own_rate = group.learning_rate
+        self._build_rule()
+        self._given = self._given_anchors(plan, model)
+
+    def make_variables(self, optimizer: Any, averaged: bool, accumulated: bool) -> None:
+        """Makes the group's scalars, anchors, averages and accumulators.
+
+        Args:
+            optimizer: The outer optimizer, which owns them.
+            averaged: Whether weights are averaged.
+            accumulated: Whether gradients are accumulated.
+        """
+        if self.frozen:
+            return
+        group = self.planned.group
+        self._add_scalar("learning_rate_ratio", group.learning_rate_ratio, optimizer)
+        if group.weight_decay is not None:
+            self._add_scalar("weight_decay", group.weight_decay, optimizer)
+        for index, planned in enumerate(self.planned.variables):
+            if planned.anchored:
+                variable = self.variables[index]
+                self.anchors[index] = optimizer.add_variable_from_reference(
+                    variable,
+                    name="anchor",
+                    initializer=_copy_of(self._given.pop(planned.position, variable)),
+                )
+        for index, variable in enumerate(self.variables):
+            written = overwritten_by_gradient(variable)
+            if averaged and not written:
+                self.averages[index] = self._add_beside(optimizer, index, "average", True)
+            if accumulated:
+                self.accumulators[index] = self._add_beside(optimizer, index, "accumulator", False)
+
+    def _add_beside(self, optimizer: Any, index: int, name: str, copied: bool) -> Any:
+        """Makes a variable of the shape and layout of a weight, and of at least float32."""
+        reference = self.variables[index]
+        variable = optimizer.add_variable(
+            shape=reference.shape,
+            initializer=_copy_of(reference) if copied else "zeros",
+            dtype=wide_dtype(reference),
+            layout=_compat.layout_of(reference),
+            name=name,
+        )
+        path = self.planned.variables[index].path
+        _compat.set_path(variable, f"{self._prefix}/{path}/{name}")
+        return variable
+
+    def _add_scalar(self, name: str, declared: Any, optimizer: Any) -> None:
+        scalar = Scalar(name, declared, self.planned.group.where)
+        scalar.build(optimizer, self._prefix)
+        self.scalars[name] = scalar
+
+    def _build_rule(self) -> None:
+        where = self.planned.group.where
+        self.rule = make_rule(self.planned.group.rule, lambda: self._rate, where)
+        self.rule.name = self._prefix
+        ruled = [v for v in self.variables if not overwritten_by_gradient(v)]
+        self.rule.build(ruled)
+        _compat.track_all_state(self.rule)
+        self.slots = slots.slot_names(self.rule, len(ruled))
+        for variable in self.rule.variables:
+            if not variable.path.startswith(f"{self._prefix}/"):
+                _compat.set_path(variable, f"{self._prefix}/{self.slots[id(variable)][1]}")
+        self.ruled = ruled
+        self._ruled_places = {id(variable): place for place, variable in enumerate(ruled)}
+
+    def _given_anchors(self, plan: Plan, model: Any) -> dict[int, np.ndarray]:
+        anchor = self.planned.group.anchor
+        if anchor is None or anchor.kind != "given":
+            return {}
+        if anchor.source is None:
+            self.anchors_unknown = any(variable.anchored for variable in self.planned.variables)
+            return {}
+        return anchors.given_values(self.planned, plan, model)
+
+    @property
+    def starts_at_initial(self) -> bool:
+        """Whether the group's anchors are the weights it started from."""
+        anchor = self.planned.group.anchor
+        return anchor is not None and anchor.kind == "initial"
+
+    def capture_anchors(self, only: Collection[str] | None = None) -> None:
+        """Takes the present weights as the anchors, of the paths in `only` or of all."""
+        for index, planned in enumerate(self.planned.variables):
+            anchor = self.anchors[index]
+            if anchor is not None and (only is None or planned.path in only):
+                variable = self.variables[index]
+                anchor.assign(keras.ops.copy(keras.ops.convert_to_tensor(variable)))
+        if only is None:
+            self.anchors_unknown = False
+
+    def drift(self) -> Tensor:
+        """Returns `‖w − a‖` over the anchored variables, a float32 scalar."""
+        squares = [
+            keras.ops.sum(keras.ops.square(keras.ops.cast(v - a, "float32")))
+            for v, a in zip(self.variables, self.anchors, strict=True)
+            if a is not None
+        ]
+        return keras.ops.stop_gradient(keras.ops.sqrt(keras.ops.sum(keras.ops.stack(squares))))
+
+    def state_at(self, index: int) -> list[Any]:
+        """Returns a variable, and the rule's state that belongs to it alone."""
+        place = self._ruled_places.get(id(self.variables[index]))
+        slots = [v for v in self.rule.variables if self.slots[id(v)][0] == place]
+        return [self.variables[index], *(slots if place is not None else ())]
+
+    def rate(self, base: Tensor, step: Tensor) -> Tensor:
+        """Returns the group's rate at `step`, a float32 scalar."""
+        own = base if self._own_rate is None else self._own_rate(step)
+        return keras.ops.cast(own, "float32") * self.scalars["learning_rate_ratio"].at(step)
+
+    def clip(self, gradients: list[Tensor]) -> list[Tensor]:
+        """Applies the group's own clipping."""
+        return clipping.clip_group(gradients, *self.clipping)
+
+    def update(
+        self, gradients: list[Tensor], indices: Sequence[int], base: Tensor, step: Tensor
+    ) -> None:
+        """Decays, then runs the rule, at the group's rate.
+
+        Args:
+            gradients: One per index, as clipped.
+            indices: Places of their variables in the group.
+            base: The base rate.
+            step: The optimizer step.
+        """
+        if self.anchors_unknown:
+            raise ValueError(
+                f"The anchors of {self.planned.group.where} are not known. They were given as "
+                "values, which a config does not hold: load the saved state, or pass `anchor=` "
+                "again."
+            )
+        variables = [self.variables[index] for index in indices]
+        self._rate = self.rate(base, step)
+        try:
+            if "weight_decay" in self.scalars:
+                decayed = [i for i in indices if self.planned.variables[i].decayed]
+                decay.apply_decay(
+                    [self.variables[i] for i in decayed],
+                    [self.anchors[i] for i in decayed],
+                    self._rate,
+                    self.scalars["weight_decay"].at(step),
+                )
+            if self.accumulators[indices[0]] is not None:
+                # Means are wider than weights of low precision, which not every rule expects.
+                gradients = [
+                    keras.ops.cast(gradient, variable.dtype)
+                    for gradient, variable in zip(gradients, variables, strict=True)
+                ]
+            self.rule.apply(gradients, variables)
+        finally:
+            # A traced value must not outlive its trace.
+            self._rate = None
+
+    def skip(self) -> None:
+        """Counts a step in which the group had no gradient, so that groups stay in phase."""
+        _compat.skip_step(self.rule)
+
+    @property
+    def rule_variables(self) -> list[Any]:
+        """The rule's state variables, its own step counter included."""
+        return [] if self.rule is None else list(self.rule.variables)
+
+    def entries(self) -> dict[str, Any]:
+        """Returns the state to save, by key."""
+        found: dict[str, Any] = {}
+        for name, scalar in self.scalars.items():
+            if scalar.variable is not None:
+                found[f"@{name}/{self.name}"] = scalar.variable
+        if self.rule is None:
+            return found
+        paths = {id(v): p.path for v, p in zip(self.variables, self.planned.variables, strict=True)}
+        for variable in self.rule.variables:
+            if variable is self.rule.iterations:
+                # Not the optimizer's own: a rule that starts over later has made fewer steps.
+                found[f"{self.name}/@rule/@iterations"] = variable
+                continue
+            index, slot = self.slots[id(variable)]
+            owner = "@rule" if index is None else paths[id(self.ruled[index])]
+            found[f"{self.name}/{owner}/{slot}"] = variable
+        for planned, anchor in zip(self.planned.variables, self.anchors, strict=True):
+            if anchor is not None:
+                found[f"{self.name}/{planned.path}/@anchor"] = anchor
+        for name, own in (("@average", self.averages), ("@accumulator", self.accumulators)):
+            for planned, variable in zip(self.planned.variables, own, strict=True):
+                if variable is not None:
+                    found[f"{self.name}/{planned.path}/{name}"] = variable
+        return found
+
+
+def overwritten_by_gradient(variable: Any) -> bool:
+    """Whether the gradient is the variable's next value (scales of float8 training)."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
+
+
+def _copy_of(value: Any) -> Any:
+    """Returns an initializer that copies, as a shared buffer could not be donated on JAX."""
+
+    def initializer(shape: Any, dtype: Any = None) -> Tensor:
+        del shape
+        tensor = keras.ops.convert_to_tensor(value)
+        return keras.ops.copy(keras.ops.cast(tensor, dtype or tensor.dtype))
+
+    return initializer

@@ -542,7 +542,8 @@ def test_an_exception_in_evaluate_or_predict_brings_the_weights_back(call, monke
     except KeyboardInterrupt:
         assert weight(model) == RAW
     setattr(model, name, original)
-    assert np.ravel(method(callbacks=[use]))[0] == AVERAGE
+    # Not `evaluate`: after a failure Keras 3.10 on JAX has lost the values of metrics.
+    assert model.predict(VALIDATION[0], verbose=0, callbacks=[use])[0, 0] == AVERAGE
     assert weight(model) == RAW
 
 

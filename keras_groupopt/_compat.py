@@ -24,6 +24,8 @@ __all__ = [
     "is_readable",
     "layer_class_names",
     "layer_classes",
+    "layout_of",
+    "note_shardings",
     "optimizer_map_of",
     "own_variables",
     "register_variables",
@@ -32,7 +34,6 @@ __all__ = [
     "skip_step",
     "start_at_epoch",
     "track_all_state",
-    "track_variable",
     "untrack",
 ]
 
@@ -64,6 +65,14 @@ def callback_list_of(callback: keras.callbacks.Callback) -> Any:
             return owner
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def layout_of(variable: Any) -> Any:
+    """Returns how a variable is laid out over devices, or `None`.
+
+    `add_variable_from_reference` takes it over, but for slots of the variable's own dtype only.
+    """
+    return getattr(variable, "_layout", None)
 
 
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:
@@ -232,14 +241,19 @@ def replace_built_variables(optimizer: Any, variables: Sequence[keras.Variable])
     register_variables(optimizer, build, list(variables))
 
 
+def note_shardings(model: Any) -> None:
+    """Lets `fit` on JAX count the model's variables again.
+
+    Keras 3.10 does when `fit` begins, and looks each variable up in what it found.
+    """
+    note = getattr(model, "_record_training_state_sharding_spec", None)
+    if note is not None:
+        note()
+
+
 def is_purged(variable: keras.Variable) -> bool:
     """Whether `fit` on JAX holds the variable's value at the moment; `value` then only fails."""
     return getattr(variable, "_value", variable) is None
-
-
-def track_variable(optimizer: Any, variable: keras.Variable) -> None:
-    """Puts a variable among an optimizer's own: `add_variable` makes plain ones only."""
-    optimizer._track_variable(variable)
 
 
 def start_at_epoch(model: keras.Model, epoch: int | None) -> None:

@@ -39,6 +39,21 @@ class Window:
         self.count = _scalar(optimizer, "micro_batches", "int32")
         self.weight = _scalar(optimizer, "accumulated_weight", "float32")
 
+    def expect(self, samples: Tensor | None) -> None:
+        """Notes whether sample counts come, and refuses a window of both kinds.
+
+        Raises:
+            ValueError: If a micro-batch of the window came the other way.
+        """
+        weighted = samples is not None
+        if self.weighted is not None and self.weighted != weighted:
+            raise ValueError(
+                "`sample_count` must come with every micro-batch of a window or with none. "
+                f"Received: one {'with' if weighted else 'without'} it after micro-batches "
+                f"{'without' if weighted else 'with'} it. Call `optimizer.flush()` in between."
+            )
+        self.weighted = weighted
+
     def count_in(self, weight: Tensor | None, keep: Tensor | None) -> None:
         """Counts one micro-batch.
 
@@ -83,7 +98,15 @@ def check_steps(value: Any, where: str) -> int | None:
 
 def check_samples(value: Any) -> Tensor | None:
     """Returns `sample_count` as a tensor, or `None`."""
-    if value is None or ops.is_tensor(value):
+    if value is None:
+        return None
+    if ops.is_tensor(value):
+        if tuple(value.shape) != ():
+            raise ValueError(
+                "`sample_count` must be a scalar. Received: sample_count of shape "
+                f"{tuple(value.shape)} in `apply`. Pass the number of samples of the whole "
+                "micro-batch."
+            )
         return value
     return ops.convert_to_tensor(
         check_number("sample_count", value, where="`apply`", positive=True), "float32"

@@ -43,6 +43,8 @@ class Averages:
         self.statistics: dict[str, Any] = {}
         # How many averages of the weights had been made when they last moved; made with them.
         self.statistics_made: Any = None
+        # The optimizer step at which they are copies of the weights.
+        self.begins = declared.start
 
     def make_variables(self, optimizer: Any) -> None:
         """Makes the count of averages and the momentum, owned by the outer optimizer."""
@@ -75,7 +77,7 @@ class Averages:
         kernels.when(active, lambda: self._move(pairs, step, begun), variables)
 
     def _move(self, pairs: Sequence[Pair], step: Tensor, begun: Tensor | None) -> None:
-        share = 1.0 - self._momentum_at(step)
+        share = self._share_at(step)
         if begun is None:
             self.made.assign_add(1)
         else:
@@ -84,16 +86,17 @@ class Averages:
         copies = begun is not None or not isinstance(self.declared, EMA)
         kernels.average([mean for mean, _ in pairs], [v for _, v in pairs], share, copies)
 
-    def _momentum_at(self, step: Tensor) -> Tensor:
+    def _share_at(self, step: Tensor) -> Tensor:
+        """Returns `1 − β_t`, in forms that do not take a small number from 1."""
         made = ops.cast(self.made, "float32")
         if self.momentum is None:
-            return made / (made + 1.0)
-        momentum = self.momentum.at(step)
+            return 1.0 / (made + 1.0)
+        share = 1.0 - self.momentum.at(step)
         if isinstance(self.declared, KerasEMA):
-            return ops.where(made > 0, momentum, ops.zeros_like(momentum))
+            return ops.where(made > 0, share, ops.ones_like(share))
         if self.declared.warmup:  # type: ignore[attr-defined]
-            return ops.minimum(momentum, (1.0 + made) / (10.0 + made))
-        return momentum
+            return ops.maximum(share, 9.0 / (10.0 + made))
+        return share
 
     def move_statistics(self, pairs: Sequence[Pair], step: int) -> None:
         """Moves averages of statistics as far as those of the weights moved since the last time.
@@ -175,8 +178,8 @@ class Averages:
     def start(self, pairs: Sequence[Pair], iterations: Any, stepping: bool) -> None:
         """Copies the weights at the step where averaging begins, where a step could not.
 
-        Weights may be loaded or set between the build and the first step. Nothing happens within
-        a compiled step, which cannot read on the host.
+        Weights may be loaded or set between the build and the first step. Nothing happens in a
+        stateless step, where the values are not at hand.
 
         Args:
             pairs: Averages and their variables.
@@ -189,10 +192,20 @@ class Averages:
         with kernels.outside_compiled_step():
             if not all(map(_compat.is_readable, own)):
                 return
-            begins = int(self.made) == 0 and int(iterations) == self.declared.start
-            if begins:
-                copy_from_weights(pairs)
-            self.settled = stepping or not begins
+            begins = ops.logical_and(
+                ops.equal(self.made, 0), ops.equal(ops.cast(iterations, "int32"), self.begins)
+            )
+            kernels.when(begins, lambda: copy_from_weights(pairs), [mean for mean, _ in pairs])
+            self.settled = stepping or kernels.known(begins) is False
+
+    def restart(self, step: int) -> None:
+        """Begins anew at an optimizer step, from the weights as they are then.
+
+        For averages that were not in the state that was loaded: other weights may be loading yet.
+        """
+        self.made.assign(0)
+        self.begins = step
+        self.settled = False
 
 
 def copy_into_weights(pairs: Sequence[Pair]) -> None:

@@ -39,7 +39,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
                         dtype), and "anchors" (their SHA-256, or None)
         declared        what was declared for each scalar: a number or a schedule's config
         state           per key: shape, dtype and CRC-32 of the array
-        weights         CRC-32s of the model's arrays, by dtype and shape, if the optimizer
+        weights         CRC-32s of the model's arrays, by shape, if the optimizer
                         had its model
         checksum        the CRC-32 of all this
 
@@ -71,11 +71,18 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if name.endswith(".npz"):
         with state.opened(name) as arrays:
             return state.read_manifest(arrays)
-    with _opened(name) as files:
-        for file in files:
-            found = _manifest_place(file)
-            if found is not None:
-                return state.read_manifest(_Group(file[found]))
+    try:
+        with _opened(name) as files:
+            for file in files:
+                found = _manifest_place(file)
+                if found is not None:
+                    return state.read_manifest(_Group(file[found]))
+    except Exception as error:  # a damaged file may make h5py and zipfile raise anything
+        if "optimizer state" in str(error):
+            raise
+        raise ValueError(
+            f"`path` must be a whole file. Received: path={name!r}: {error}"
+        ) from error
     raise ValueError(
         "`path` must hold the state of a GroupedOptimizer. Received: "
         f"path={name!r}, which holds none. Was the model compiled with one, and trained or built, "
@@ -212,33 +219,25 @@ def _verify(name: str) -> bool:
             bad = archive.testzip()
         if bad is not None:
             raise ValueError(f"the checksum of {bad} in it differs")
-    found = None
-    arrays = []
+    found, wrong = None, []
     with _opened(name) as files:
         for file in files:
             place = _manifest_place(file)
             if place is not None:
                 found = state.read_manifest(_Group(file[place]))
-        for file in files if found is not None and "weights" in found else ():
-            arrays += _arrays(file)
-    if found is None:
-        return False
-    wrong = weights.differing(found.get("weights", {}), arrays)
+        if found is not None and "weights" in found:
+            arrays = (array for file in files for array in _arrays(file))
+            wrong = weights.differing(found["weights"], arrays)
     if wrong:
-        raise ValueError(f"the checksum of a weight of kind {wrong[0]} in it differs")
-    return True
+        raise ValueError(f"the checksum of a weight of shape {wrong[0]} in it differs")
+    return found is not None
 
 
 @contextlib.contextmanager
 def _opened(name: str) -> Iterator[list[h5py.File]]:
     """Opens the H5 files of a saved model."""
     with contextlib.ExitStack() as stack:
-        try:
-            yield [stack.enter_context(h5py.File(file, "r")) for file in _files(name, stack)]
-        except Exception as error:  # a damaged file may make h5py and zipfile raise anything
-            if "optimizer state" in str(error):
-                raise
-            raise ValueError(f"`path` must be a whole file. Received: {name!r}: {error}") from error
+        yield [stack.enter_context(h5py.File(file, "r")) for file in _files(name, stack)]
 
 
 def _files(name: str, stack: contextlib.ExitStack) -> list[Any]:
@@ -267,21 +266,20 @@ def _is_manifest(name: str) -> bool:
     return name.endswith("/@manifest")
 
 
-def _arrays(file: h5py.File) -> list[Any]:
-    found: list[Any] = []
-
-    def add(name: str, item: Any) -> None:
+def _arrays(file: h5py.File) -> Iterator[np.ndarray]:
+    """Yields every array that is no optimizer's, one at a time: models are large."""
+    names: list[str] = []
+    file.visit(names.append)
+    for name in names:
+        item = file[name]
         if isinstance(item, h5py.Dataset) and not name.startswith("optimizer/"):
-            found.append(_array(item))
-
-    file.visititems(add)
-    return found
+            yield _array(item)
 
 
 def _array(dataset: h5py.Dataset) -> np.ndarray:
     # H5 has no bfloat16; Keras notes it beside the array.
-    dtype = dataset.attrs.get("dtype")
-    return np.asarray(dataset[()], dtype=np.dtype(dtype) if dtype == "bfloat16" else None)
+    low = dataset.attrs.get("dtype") == "bfloat16"
+    return np.array(dataset, dtype=np.dtype("bfloat16") if low else None)
 
 
 class _Group:

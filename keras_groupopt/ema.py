@@ -189,4 +189,5 @@ def describe(average: Average | None) -> str | None:
     if is_schedule(said.get("momentum")):
         said["momentum"] = type(said["momentum"]).__name__
     listed = ", ".join(f"{name}={value}" for name, value in said.items())
-    return f"{type(average).__name__}({listed})"
+    name = "use_ema" if isinstance(average, KerasEMA) else type(average).__name__
+    return f"{name}({listed})"

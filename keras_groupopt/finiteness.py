@@ -1,7 +1,7 @@
 """Gradients that are not finite: found per group, counted, and kept out of the state.
 
-A group's gradients `g_i` are finite when `sqrt(Σ_i ‖g_i‖²)` is, in float32: a norm that overflows
-could not be clipped either. One group that is not finite skips the step of all groups.
+Gradients are finite when `Σ ‖g‖²` over all groups is, in float32: a norm that overflows could not
+be clipped either. One group that is not finite skips the step of all groups.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ class Guard:
         )
 
     def record(self, finite: Tensor, first: Tensor) -> None:
-        """Counts a step that was skipped, and keeps the first group at fault."""
+        """Counts a step that was skipped, and keeps the first group at fault.
+
+        Args:
+            finite: Whether it was not skipped, a boolean scalar.
+            first: The first group at fault, an integer scalar.
+        """
         self.skipped.assign_add(1 - ops.cast(finite, "int32"))
         self.first.assign(ops.where(finite, ops.convert_to_tensor(self.first), first))
 
@@ -55,17 +60,33 @@ def group_norms(gradients: Sequence[Sequence[Tensor]]) -> tuple[list[int], Tenso
     return numbers, ops.stack([kernels.global_norm(gradients[number]) for number in numbers])
 
 
-def first_at_fault(numbers: Sequence[int], norms: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns whether all norms are finite, and the first group whose norm is not.
+def are_finite(norms: Tensor) -> Tensor:
+    """Returns whether the gradients of all groups are finite, a boolean scalar.
+
+    By squares, as some backends find norms whose squares overflow, and some do not.
+
+    Args:
+        norms: The norm of each group, a float32 vector.
+    """
+    return ops.isfinite(ops.sum(ops.square(norms)))
+
+
+def first_at_fault(numbers: Sequence[int], norms: Tensor) -> Tensor:
+    """Returns the first group at fault where gradients are not finite, an integer scalar.
+
+    Norms that overflow only together are the fault of the largest.
 
     Args:
         numbers: The groups, in order.
         norms: The norm of each, a float32 vector.
     """
-    bad = ops.logical_not(ops.isfinite(norms))
-    places = ops.convert_to_tensor(list(numbers), dtype="int32")
-    first = ops.take(places, ops.argmax(ops.cast(bad, "int32")))
-    return ops.logical_not(ops.any(bad)), ops.cast(first, "int32")
+    squares = ops.square(norms)
+    bad = ops.logical_not(ops.isfinite(squares))
+    largest = ops.all(squares[:, None] >= squares[None, :], axis=1)
+    fault = ops.where(ops.any(bad), bad, largest)
+    # How many groups come before the first at fault. `argmax` may give any of several.
+    before = ops.sum(ops.cumprod(1 - ops.cast(fault, "int32")))
+    return ops.take(ops.convert_to_tensor(list(numbers), dtype="int32"), before)
 
 
 def message(group: str) -> str:

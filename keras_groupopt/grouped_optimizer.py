@@ -94,10 +94,11 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
             open at the end of an epoch carries over; `kgo.FlushAccumulation` closes it instead.
         ema: An average of the weights over optimizer steps: `kgo.EMA(...)` or `kgo.SWA(...)`.
             `fit` leaves the weights themselves alone.
-        on_nonfinite: What happens where gradients are not finite (inf, NaN, or a norm beyond
-            float32): `"skip"` leaves all state as it is and counts in `skipped_steps`; `"raise"`
-            does so too and raises, in a compiled step when `fit` ends (`GroupLogger`: when the
-            batch ends); `"propagate"` does not look.
+        on_nonfinite: What happens where gradients are not finite (inf, NaN, or a norm over all
+            groups beyond 1.8e19, whose square float32 cannot hold): `"skip"` leaves all state as
+            it is and counts in `skipped_steps`; `"raise"` does so too and raises, in a compiled
+            step when `fit` ends (`GroupLogger`: when the batch ends); `"propagate"` does not
+            look.
         use_ema: Keras' averages: as `ema=kgo.EMA(ema_momentum)`, but the first average is the
             weights after the first step, and `fit` ends by writing the averages into the weights.
         ema_momentum: The momentum for `use_ema`, in [0, 1).
@@ -161,6 +162,7 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
                 "loss_scale_factor", loss_scale_factor, where=where, positive=True
             )
         super().__init__(learning_rate=base, loss_scale_factor=loss_scale_factor, name=name)
+        self._layout = state.protect_early(self)
         registry.check_instances_differ(declared)
         lifted = tuple(registry.lift_instance(group) for group in declared)
         limits = check_clipping(clipnorm, global_clipnorm, clipvalue, where=where)
@@ -348,7 +350,9 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         pending = self._declaration.pending
         if pending is not None:
             # Kept where it is refused, so that no later call goes on as if it had been loaded.
-            state.give(self, self._built_parts("build"), *pending, self._declaration.resting)
+            # A LossScaleOptimizer builds within a compiled step, which cannot read on the host.
+            with kernels.outside_compiled_step():
+                state.give(self, self._built_parts("build"), *pending, self._declaration.resting)
             self._declaration.pending = None
 
     def _build(self, variables: list[Any]) -> None:
@@ -358,6 +362,7 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         config.warn_about_variables(plan, variables)
         _compat.register_variables(self, super().build, variables)
         parts.set_scalars(self._declaration.current)
+        self._layout.stand_for(parts.digest)
         self._parts = parts
 
     def _make_parts(self, plan: planning.Plan, variables: list[Any]) -> Parts:
@@ -367,7 +372,7 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
             if planned.group.rule is not None:
                 registry.claim_instance(planned.group.rule, self, planned.group.where)
         parts.make_variables(self)
-        parts.layout = state.protect(self, parts)
+        parts.digest = state.protect(self, parts)
         parts.plan = planning.with_state_bytes(plan, parts.state_bytes())
         return parts
 
@@ -394,7 +399,8 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         Args:
             grads: One gradient per variable, of its shape; `None` where there is none.
             trainable_variables: Their variables. The first call builds the optimizer with them;
-                later calls may leave some out. Default: all variables it was built with.
+                later calls may leave some out, which is as if they had no gradient. Default: all
+                variables it was built with.
             sample_count: The samples (or tokens) that `grads` is the mean over, a number or a
                 scalar tensor. With it, micro-batches of different sizes weigh as in one batch.
 
@@ -429,12 +435,12 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         parts.received = frozenset(positions)
         parts.received_in = self._declaration.train_function()
         with keras.name_scope(self.name):
-            routed = step.route(parts, grads, positions)
-            # What `flush` may need, without values that a trace leaves behind.
-            parts.with_gradient = [list(indices) for indices in routed.indices]
+            reach = parts.within_reach(positions)
+            routed = step.route(parts, grads, positions, reach)
+            parts.note_gradients(routed.indices)
             settings = self._settings(accumulation.check_samples(sample_count))
-            own = [parts.variables[position] for position in positions]
-            step.step(parts, routed, settings, [*self.variables, *own])
+            own = [parts.variables[position] for position in reach]
+            step.step(parts, routed, settings, [*self.changing_variables, *own])
         self._warn_of_missing(parts, routed.paths)
 
     def flush(self) -> bool:
@@ -450,9 +456,12 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
             ValueError: If the optimizer is not built.
         """
         parts = self._built_parts("flush")
-        if parts.window is None or not int(parts.window.count):
+        if parts.window is None:
             return False
-        variables = [*self.variables, *self._trainable_variables]
+        parts.window.weighted = None
+        if not int(parts.window.count):
+            return False
+        variables = [*self.changing_variables, *self._trainable_variables]
         step.flush(parts, parts.window, self._settings(None), variables)
         return True
 
@@ -569,7 +578,9 @@ class GroupedOptimizer(RunningValues, Rebuilding, Persistence, keras.optimizers.
         if self._parts is None:
             return
         if self.use_ema:
-            averaging.copy_into_weights(self.average_pairs())
+            ended = {id(variable) for variable in var_list}
+            pairs = [pair for pair in self.average_pairs() if id(pair[1]) in ended]
+            averaging.copy_into_weights(pairs)
         self.check_finite()
         if self._parts.received is None:
             return

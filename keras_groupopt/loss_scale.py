@@ -217,7 +217,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         kernels.when(
             ops.all(flags),
             lambda: inner.apply(unscaled, variables, **options),
-            [*variables, *inner.variables],
+            [*variables, *inner.changing_variables],
         )
         self._record(flags)
 

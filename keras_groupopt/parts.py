@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -97,7 +97,7 @@ class GroupParts:
             shape=reference.shape,
             initializer=_copy_of(reference) if copied else "zeros",
             dtype=wide_dtype(reference),
-            layout=getattr(reference, "_layout", None),
+            layout=_compat.layout_of(reference),
             name=name,
         )
         path = self.planned.variables[index].path
@@ -138,12 +138,15 @@ class GroupParts:
         anchor = self.planned.group.anchor
         return anchor is not None and anchor.kind == "initial"
 
-    def capture_anchors(self) -> None:
-        """Takes the present weights as the anchors."""
-        for variable, anchor in zip(self.variables, self.anchors, strict=True):
-            if anchor is not None:
+    def capture_anchors(self, only: Collection[str] | None = None) -> None:
+        """Takes the present weights as the anchors, of the paths in `only` or of all."""
+        for index, planned in enumerate(self.planned.variables):
+            anchor = self.anchors[index]
+            if anchor is not None and (only is None or planned.path in only):
+                variable = self.variables[index]
                 anchor.assign(keras.ops.copy(keras.ops.convert_to_tensor(variable)))
-        self.anchors_unknown = False
+        if only is None:
+            self.anchors_unknown = False
 
     def drift(self) -> Tensor:
         """Returns `‖w − a‖` over the anchored variables, a float32 scalar."""
@@ -270,15 +273,16 @@ class Parts:
         for number, planned in enumerate(plan.groups):
             for index, variable in enumerate(planned.variables):
                 self.places[variable.position] = (number, index)
-        # Stands for the layout where values come without names.
-        self.layout: Any = None
+        self.digest = 0
         # Weights without optimizer state were loaded before the first step: they are the anchors,
         # but other layers may still be loading.
         self.anchors_are_due = False
+        # Of state that was matched by path, these paths had no anchor: the same holds for them.
+        self.due_anchors: frozenset[str] = frozenset()
         # Positions whose gradients the last traced or eager step received.
         self.received: frozenset[int] | None = None
-        # Per group, the places of variables that the last step brought gradients for.
-        self.with_gradient: list[list[int]] | None = None
+        # Per group, the places of variables that every step so far brought gradients for.
+        self.with_gradient: list[set[int]] | None = None
         # The model's training function at that step, held weakly; `None` in a loop of one's own.
         self.received_in: Any = None
         self.warned: set[tuple[str, ...]] = set()
@@ -295,6 +299,42 @@ class Parts:
     def averages_in_weights(self) -> bool:
         """Whether the averages are in the weights' place."""
         return self.averages is not None and self.averages.in_weights
+
+    def within_reach(self, positions: Sequence[int]) -> list[int]:
+        """Returns the positions that came to a step, and those of variables that still train.
+
+        What a step did not bring may have a gradient from an earlier micro-batch, and its average
+        goes on. The value of a variable that was frozen later is not at hand in `fit` on JAX.
+
+        Args:
+            positions: Positions that came.
+        """
+        came = set(positions)
+        return [
+            position
+            for position, (number, _) in enumerate(self.places)
+            if position in came
+            or (
+                not self.groups[number].frozen
+                and getattr(self.variables[position], "trainable", True)
+            )
+        ]
+
+    def note_gradients(self, indices: Sequence[Sequence[int]]) -> None:
+        """Notes which variables a step brought gradients for, once for each compiled step.
+
+        `flush` needs it, and cannot ask which of several compiled steps ran.
+
+        Args:
+            indices: Per group, the places of those variables in it.
+        """
+        before = self.with_gradient or indices
+        self.with_gradient = [set(now) & set(old) for now, old in zip(indices, before, strict=True)]
+
+    @property
+    def accumulators(self) -> list[Any]:
+        """Every accumulator."""
+        return [a for group in self.groups for a in group.accumulators if a is not None]
 
     def average_pairs(self, indices: Sequence[Sequence[int]] | None = None) -> list[Pair]:
         """Returns averages and their variables.
@@ -330,12 +370,13 @@ class Parts:
         """
         if self.averages is not None:
             self.averages.start(self.average_pairs(), iterations, stepping)
-        if self.anchors_are_due:
-            self.anchors_are_due = False
+        if self.anchors_are_due or self.due_anchors:
+            only = None if self.anchors_are_due else self.due_anchors
+            self.anchors_are_due, self.due_anchors = False, frozenset()
             with kernels.outside_compiled_step():
                 for group in self.groups:
                     if group.starts_at_initial:
-                        group.capture_anchors()
+                        group.capture_anchors(only)
 
     @property
     def rule_variables(self) -> list[Any]:

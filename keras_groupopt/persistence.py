@@ -19,6 +19,7 @@ class Persistence:
     _is_built: bool
     _iterations: Any
     _variables: list[Any]
+    _layout: Any
 
     @property
     def variables(self) -> list[Any]:
@@ -28,6 +29,11 @@ class Persistence:
             return self._variables[:]
         parts.capture_due(self._iterations)
         return self._variables[:] + parts.rule_variables
+
+    @property
+    def changing_variables(self) -> list[Any]:
+        """What a step may change of `variables`: all but the one that stands for the layout."""
+        return [variable for variable in self.variables if variable is not self._layout]
 
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Sets `optimizer.variables`, in order.
@@ -187,13 +193,13 @@ def remember(optimizer: Any) -> Callable[[], None]:
     """Returns a function that puts back what loading changes beside the variables."""
     declaration, parts = optimizer._declaration, optimizer._parts
     pending = declaration.pending
-    due = parts is not None and parts.anchors_are_due
+    due = None if parts is None else (parts.anchors_are_due, parts.due_anchors)
     unknown = [] if parts is None else [group.anchors_unknown for group in parts.groups]
 
     def put_back() -> None:
         declaration.pending = pending
-        if parts is not None:
-            parts.anchors_are_due = due
+        if parts is not None and due is not None:
+            parts.anchors_are_due, parts.due_anchors = due
             for group, value in zip(parts.groups, unknown, strict=True):
                 group.anchors_unknown = value
 

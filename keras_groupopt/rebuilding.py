@@ -29,6 +29,7 @@ class Rebuilding:
     _parts: Parts | None
     _variables: list[Any]
     _is_built: bool
+    _layout: Any
     _resolve: Any
     _make_parts: Any
     iterations: Any
@@ -91,10 +92,9 @@ class Rebuilding:
             for variable in self._variables[tracked:]:
                 _compat.untrack(self, variable)
             raise
-        present = {id(entry) for entry in parts.entries().values()}
-        for entry in [] if old is None else [*old.entries().values(), old.layout]:
-            if id(entry) not in present:
-                _compat.untrack(self, entry)
+        for variable in _gone(self._variables[:tracked], old, parts):
+            _compat.untrack(self, variable)
+        self._layout.stand_for(parts.digest)
         self._parts, self._declaration.pending = parts, None
         self._is_built = True
         for optimizer in [self, *_around(model, self)]:
@@ -184,7 +184,8 @@ def _check_model(model: Any) -> None:
         raise ValueError(
             "`rebuild` must be called when the model has its values. Received: a model whose "
             f"values a compiled step holds ({wording.listing(held)}). In a callback take the model "
-            "from `self.model`, which gives them back, before you change it."
+            "from `self.model`, which gives them back, before you change it. After a `fit` that "
+            "failed, load the weights again."
         )
 
 
@@ -206,6 +207,12 @@ def _changed(before: Declaration, model: Any, groups: Any) -> Declaration:
         resolve.check_declared(declaration.groups, declaration.defaults)
         config.warn_unserializable(declaration.groups, declaration.defaults)
     return declaration
+
+
+def _gone(tracked: Sequence[Any], old: Parts | None, new: Parts) -> list[Any]:
+    """Returns the variables of old parts."""
+    before, now = ({id(v) for v in p.entries().values()} if p else set() for p in (old, new))
+    return [v for v in tracked if id(v) in before and id(v) not in now]
 
 
 def _chain(model: Any) -> list[Any]:
@@ -231,6 +238,8 @@ def _around(model: Any, optimizer: Any) -> Sequence[Any]:
 
 def _forget_compiled(model: Any) -> None:
     """Makes compiled functions anew: they hold the variables they were compiled for."""
+    if getattr(model, "train_function", None) is not None:
+        _compat.note_shardings(model)
     for kind in _COMPILED:
         if getattr(model, f"{kind}_function", None) is not None:
             # Not only dropped: `fit`, in which this may run, does not make it again.

@@ -17,6 +17,7 @@ Tensor = Any
 class RunningValues:
     """The part of `GroupedOptimizer` that reads and sets values of a run."""
 
+    on_nonfinite: str
     _parts: Parts | None
     _learning_rate: Any
     _iterations: Any
@@ -125,7 +126,7 @@ class RunningValues:
             FloatingPointError: If so; it names the first group at fault.
         """
         parts = self._parts
-        if parts is None or parts.guard is None or parts.plan.defaults.on_nonfinite != "raise":
+        if parts is None or parts.guard is None or self.on_nonfinite != "raise":
             return
         number = int(parts.guard.first)
         if number != finiteness.NONE:

@@ -25,15 +25,16 @@ class Routed:
     Args:
         gradients: Per group, its gradients.
         indices: Per group, the places of their variables in it.
-        absent: Per group, the places of variables that came without a gradient.
-        written: Variables whose gradient is their next value, and those gradients.
-        paths: The paths of the variables without a gradient.
+        absent: Per group, the places of variables that came without a gradient or not at all.
+        written: Variables whose gradient is their next value, and those gradients; `None` where
+            there is none.
+        paths: The paths of the variables that came without a gradient.
     """
 
     gradients: list[list[Tensor]]
     indices: list[list[int]]
     absent: list[list[int]]
-    written: list[tuple[GroupParts, int, Tensor]]
+    written: list[tuple[GroupParts, int, Tensor | None]]
     paths: list[str]
 
     @classmethod
@@ -86,11 +87,11 @@ def step(parts: Parts, routed: Routed, settings: Settings, variables: Sequence[A
     if settings.loss_scale_factor is not None:
         factor = 1.0 / settings.loss_scale_factor
         routed.gradients = [kernels.scale(own, factor) for own in routed.gradients]
-    finite, norms = _check(parts, routed, settings)
-    known = None if finite is None else kernels.known(finite)
-    if known is False:
+    if parts.window is not None:
+        parts.window.expect(settings.sample_count)
+    keep, norms = _check(parts, routed, settings)
+    if keep is False:
         return
-    keep = None if known else finite
     if parts.window is not None:
         _accumulate(parts, parts.window, routed, settings, keep, variables)
     elif keep is None:
@@ -99,28 +100,37 @@ def step(parts: Parts, routed: Routed, settings: Settings, variables: Sequence[A
         kernels.when(keep, lambda: joint_step(parts, routed, settings, variables, norms), variables)
 
 
-def route(parts: Parts, gradients: Sequence[Tensor | None], positions: Sequence[int]) -> Routed:
+def route(
+    parts: Parts,
+    gradients: Sequence[Tensor | None],
+    positions: Sequence[int],
+    reach: Sequence[int],
+) -> Routed:
     """Sorts gradients by group.
 
     Args:
         parts: The built groups.
         gradients: One per position; `None` where there is none.
         positions: Places of their variables among those the optimizer was built with.
+        reach: Places of all variables that the step may read and assign.
 
     Raises:
         ValueError: If every gradient is `None`.
     """
     routed = Routed.empty(parts)
-    for gradient, position in zip(gradients, positions, strict=True):
+    came = set(positions)
+    missing = [(None, position) for position in reach if position not in came]
+    for gradient, position in [*zip(gradients, positions, strict=True), *missing]:
         number, index = parts.places[position]
         group = parts.groups[number]
         if group.frozen:
             continue
-        if gradient is None:
-            routed.absent[number].append(index)
+        if gradient is None and position in came:
             routed.paths.append(group.planned.variables[index].path)
-        elif overwritten_by_gradient(group.variables[index]):
+        if overwritten_by_gradient(group.variables[index]):
             routed.written.append((group, index, gradient))
+        elif gradient is None:
+            routed.absent[number].append(index)
         else:
             routed.gradients[number].append(kernels.combine_repeated_rows(gradient))
             routed.indices[number].append(index)
@@ -132,18 +142,28 @@ def route(parts: Parts, gradients: Sequence[Tensor | None], positions: Sequence[
     return routed
 
 
-def _check(parts: Parts, routed: Routed, settings: Settings) -> tuple[Tensor | None, Tensor | None]:
-    """Returns whether the gradients are finite, and the norm per group that has any."""
+def _check(parts: Parts, routed: Routed, settings: Settings) -> tuple[Any, Tensor | None]:
+    """Looks at the gradients before anything takes them in.
+
+    Returns:
+        Whether the step may go on: `None` where it may, `False` where it may not, and a tensor in
+        a compiled step. And the norm per group that has gradients, where it was taken.
+    """
     if parts.guard is None or not any(routed.gradients):
         return None, None
     numbers, norms = finiteness.group_norms(routed.gradients)
-    finite, first = finiteness.first_at_fault(numbers, norms)
+    finite = finiteness.are_finite(norms)
+    known = kernels.known(finite)
+    if known:
+        return None, norms
+    first = finiteness.first_at_fault(numbers, norms)
     parts.guard.record(finite, first)
-    if settings.on_nonfinite == "raise" and kernels.known(finite) is False:
-        number = int(first)
+    if known is None:
+        return finite, norms
+    if settings.on_nonfinite == "raise":
         parts.guard.first.assign(finiteness.NONE)
-        raise FloatingPointError(finiteness.message(parts.groups[number].name))
-    return finite, norms
+        raise FloatingPointError(finiteness.message(parts.groups[int(first)].name))
+    return False, norms
 
 
 def _accumulate(
@@ -154,19 +174,13 @@ def _accumulate(
     keep: Tensor | None,
     variables: Sequence[Any],
 ) -> None:
-    weighted = settings.sample_count is not None
-    if window.weighted is not None and window.weighted != weighted:
-        raise ValueError(
-            "`sample_count` must come with every micro-batch of a window or with none. Received: "
-            f"sample_count={settings.sample_count!r} after micro-batches "
-            f"{'without' if weighted else 'with'} it. Call `optimizer.flush()` in between."
-        )
-    window.weighted = weighted
     for group, own, indices in zip(parts.groups, routed.gradients, routed.indices, strict=True):
         kernels.accumulate(
             [group.accumulators[i] for i in indices], own, settings.sample_count, keep
         )
     for group, index, gradient in routed.written:
+        if gradient is None:
+            continue
         # Of scales for float8 the largest of the window counts.
         accumulator = group.accumulators[index]
         value = ops.convert_to_tensor(accumulator)
@@ -174,6 +188,9 @@ def _accumulate(
         accumulator.assign(larger if keep is None else ops.where(keep, larger, value))
     window.count_in(settings.sample_count, keep)
     full = window.count >= window.steps
+    if kernels.known(full):
+        # A new window may begin with sample counts, or without.
+        window.weighted = None
     kernels.when(full, lambda: apply_window(parts, window, routed, settings, variables), variables)
 
 
@@ -195,11 +212,9 @@ def apply_window(
     """
     mean = Routed.empty(parts)
     uncertain: list[tuple[GroupParts, int, Tensor]] = []
-    used = []
     for number, group in enumerate(parts.groups):
         for index in sorted((*routed.indices[number], *routed.absent[number])):
             accumulator = group.accumulators[index]
-            used.append(accumulator)
             if index in routed.absent[number]:
                 # An earlier micro-batch of the window may have brought a gradient.
                 came = ops.any(ops.not_equal(accumulator, 0))
@@ -211,23 +226,30 @@ def apply_window(
                     uncertain.append((group, index, came))
             mean.gradients[number].extend(window.mean([accumulator]))
             mean.indices[number].append(index)
-    mean.written = [
-        (group, index, ops.copy(group.accumulators[index])) for group, index, _ in routed.written
-    ]
+    mean.written = [(group, index, _written(group, index)) for group, index, _ in routed.written]
     before = [(group.state_at(index), came) for group, index, came in uncertain]
     old = [[ops.copy(ops.convert_to_tensor(v)) for v in state] for state, _ in before]
-    joint_step(parts, mean, settings, variables)
+    _move(parts, mean, settings)
     for (state, came), values in zip(before, old, strict=True):
         for variable, value in zip(state, values, strict=True):
             variable.assign(ops.where(came, ops.convert_to_tensor(variable), value))
-    window.reset([*used, *(group.accumulators[index] for group, index, _ in routed.written)])
+    _finish(parts, mean, settings, variables)
+    # All of them: a variable may have been frozen since its gradient came.
+    window.reset(parts.accumulators)
+
+
+def _written(group: GroupParts, index: int) -> Tensor:
+    """Returns the next value of a variable that its gradients of the window overwrite."""
+    largest = ops.convert_to_tensor(group.accumulators[index])
+    came = ops.any(ops.not_equal(largest, 0))
+    return ops.where(came, largest, ops.cast(group.variables[index], largest.dtype))
 
 
 def flush(
     parts: Parts, window: accumulation.Window, settings: Settings, variables: Sequence[Any]
 ) -> None:
     """Does the step of a window that is not full, with what its micro-batches brought."""
-    known = parts.with_gradient or [[] for _ in parts.groups]
+    known = parts.with_gradient or [set() for _ in parts.groups]
     routed = Routed.empty(parts)
     for number, group in enumerate(parts.groups):
         for index, variable in enumerate([] if group.frozen else group.variables):
@@ -257,10 +279,16 @@ def joint_step(
         variables: Every variable that may be read or assigned.
         norms: The norms of the groups' gradients, where they are known.
     """
+    _move(parts, routed, settings, norms)
+    _finish(parts, routed, settings, variables)
+
+
+def _move(parts: Parts, routed: Routed, settings: Settings, norms: Tensor | None = None) -> None:
     at = ops.convert_to_tensor(settings.iterations)
     base = settings.base()
     for group, index, gradient in routed.written:
-        group.variables[index].assign(gradient)
+        if gradient is not None:
+            group.variables[index].assign(gradient)
     gradients = [
         group.clip(own) if own else own
         for group, own in zip(parts.groups, routed.gradients, strict=True)
@@ -274,6 +302,10 @@ def joint_step(
             group.update(own, places, base, at)
         elif not group.frozen:
             group.skip()
+
+
+def _finish(parts: Parts, routed: Routed, settings: Settings, variables: Sequence[Any]) -> None:
+    at = ops.convert_to_tensor(settings.iterations)
     if parts.averages is not None:
         pairs = parts.average_pairs(
             [(*own, *none) for own, none in zip(routed.indices, routed.absent, strict=True)]
@@ -287,6 +319,9 @@ def _clip_jointly(
     gradients: list[list[Tensor]], limit: float, norms: Tensor | None
 ) -> list[list[Tensor]]:
     joint = [gradient for own in gradients for gradient in own]
+    if norms is None and joint:
+        # By groups, as where norms are known: the same numbers to the bit.
+        _, norms = finiteness.group_norms(gradients)
     norm = None if norms is None else ops.sqrt(ops.sum(ops.square(norms)))
     clipped = iter(clipping.clip_by_global_norm(joint, limit, norm))
     return [[next(clipped) for _ in own] for own in gradients]

@@ -93,6 +93,7 @@ def test_groups_whose_names_differ_in_odd_characters_keep_apart_in_a_state_tree(
     tree = model.get_state_tree(value_format="numpy_array")
     flat = tree["optimizer_variables"]["grouped_optimizer"]
     assert set(flat["@learning_rate_ratio"]) == {"a b", "a_b"}
+    assert (set(flat["a b"]), set(flat["a_b"])) == ({"enc", "@rule"}, {"head", "@rule"})
 
 
 def test_a_state_tree_of_another_model_of_the_same_code_goes_on():

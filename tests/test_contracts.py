@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import json
 import pathlib
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -31,6 +30,7 @@ from cases import (
     tensors_of,
     weights_of,
 )
+from comparing import assert_close, assert_same, compiled_step, counters_of, state_of
 
 import keras_groupopt as kgo
 
@@ -59,41 +59,10 @@ def formula_holds(request: Any, backend: str, case: Case) -> None:
 # What is compared -----------------------------------------------------------------------------
 
 
-def assert_same(actual: Arrays, expected: Arrays) -> None:
-    """Equal bit for bit, dtypes included."""
-    assert list(actual) == list(expected)
-    different = [p for p in expected if actual[p].tobytes() != expected[p].tobytes()]
-    assert not different, {p: (actual[p], expected[p]) for p in different}
-
-
-def assert_close(actual: Arrays, expected: Arrays, tolerance: float = 2e-6) -> None:
-    """Equal to rounding."""
-    assert list(actual) == list(expected)
-    for path, value in expected.items():
-        np.testing.assert_allclose(
-            actual[path], value, rtol=tolerance, atol=tolerance, err_msg=path
-        )
-
-
 def assert_all_moved(weights: Arrays) -> None:
     """No equality of this run is one of weights that never moved."""
     still = [p for p, w in initial_weights().items() if p in weights and np.all(w == weights[p])]
     assert not still
-
-
-def state_of(optimizer: Any) -> dict[str, np.ndarray]:
-    """All saved state but the manifest, by key."""
-    store: dict[str, Any] = {}
-    optimizer.save_own_variables(store)
-    return {key: np.array(store[key]) for key in sorted(store) if key != "@manifest"}
-
-
-def counters_of(optimizer: Any) -> set[int]:
-    """The values of all step counters: the optimizer's and each rule's."""
-    own = [int(numpy_of(v)) for v in optimizer.variables if v.name == "iteration"]
-    moving = [group for group in optimizer.plan.groups if not group.group.frozen]
-    assert len(own) == 1 + len(moving)
-    return {int(numpy_of(optimizer.iterations)), *own}
 
 
 def halve_what_can_be_set(optimizer: Any) -> None:
@@ -375,46 +344,6 @@ def test_a_saved_model_whose_variables_came_in_another_order_is_refused_without_
 
 
 # Compiled, stateless, eager -------------------------------------------------------------------
-
-
-def compiled_step(
-    optimizer: Any, variables: list[Any]
-) -> tuple[Callable[[list[Any]], None], Callable[[], int]]:
-    """The step as the backend's training loop compiles it, and how often it was traced.
-
-    Keras compiles no step on torch: there it is `stateless_apply`, and traces are the frames
-    that `torch.compile` saw, plus one.
-    """
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        graph = tf.function(lambda values: optimizer.apply(values, variables))
-        return graph, graph.experimental_get_tracing_count
-    traces: list[int] = []
-
-    def stateless(state: list[Any], values: list[Any], weights: list[Any]) -> Any:
-        traces.append(1)
-        return optimizer.stateless_apply(state, values, weights)
-
-    if keras.backend.backend() == "jax":
-        import jax
-
-        stateless = jax.jit(stateless)
-
-    def step(values: list[Any]) -> None:
-        own = optimizer.variables
-        weights, state = stateless([v.value for v in own], values, [v.value for v in variables])
-        for variable, value in zip([*variables, *own], [*weights, *state], strict=True):
-            variable.assign(value)
-
-    if keras.backend.backend() == "jax":
-        return step, lambda: len(traces)
-    return step, lambda: 1 + _frames_seen_by_torch_compile()
-
-
-def _frames_seen_by_torch_compile() -> int:
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return 0 if dynamo is None else sum(dynamo.counters["frames"].values())
 
 
 @every_case

@@ -201,6 +201,148 @@ def test_a_weight_on_its_anchor_stays_to_the_bit():
         np.testing.assert_array_equal(double(anchor), double(weight))
 
 
+WIDE = {"float32": "float32", "bfloat16": "float32", "float16": "float32"}
+
+
+def wide(described: Any) -> Any:
+    """The same shapes, in the dtypes that sums and averages have."""
+    return [(shape, WIDE[dtype]) for shape, dtype in described]
+
+
+@pytest.mark.parametrize("described", LISTS)
+@pytest.mark.parametrize("keep", [None, True, False], ids=["", "kept", "dropped"])
+def test_accumulate_adds_weighted_gradients_in_the_dtype_of_the_sums(described, keep):
+    for weight in (None, scalar(FACTOR)):
+        sums, gradients = variables(wide(described)), tensors(described, seed=1)
+        before = [double(gradient) for gradient in gradients]
+        factor = (1.0 if weight is None else np.float64(np.float32(FACTOR))) * (keep is not False)
+        expected = [
+            double(total) + factor * value for total, value in zip(sums, before, strict=True)
+        ]
+        kept = None if keep is None else ops.convert_to_tensor(keep)
+        kernels.accumulate(sums, gradients, weight, kept)
+        assert_within(expected, sums, wide(described), 4)
+        plain = variables(wide(described))
+        generic.accumulate(plain, gradients, weight, kept)
+        assert_within([double(total) for total in plain], sums, wide(described), 2)
+        # The caller's gradients stay.
+        for value, gradient in zip(before, gradients, strict=True):
+            np.testing.assert_array_equal(value, double(gradient))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_accumulate_lets_nothing_of_a_dropped_gradient_in(bad):
+    (total,) = variables([((3,), "float32")])
+    before = double(total)
+    no = ops.convert_to_tensor(False)
+    kernels.accumulate([total], [ops.full((3,), bad)], scalar(2.0), no)
+    np.testing.assert_array_equal(before, double(total))
+
+
+@pytest.mark.parametrize("described", LISTS)
+def test_average_moves_a_share_of_the_way_to_each_weight(described):
+    for share in (FACTOR, 1e-3, 0.75):
+        means, weights = variables(wide(described)), variables(described, seed=1)
+        kept = [double(weight) for weight in weights]
+        expected = [
+            double(mean) + np.float64(np.float32(share)) * (value - double(mean))
+            for mean, value in zip(means, kept, strict=True)
+        ]
+        kernels.average(means, weights, scalar(share), True)
+        assert_within(expected, means, wide(described), 4)
+        plain = variables(wide(described))
+        generic.average(plain, weights, scalar(share), True)
+        assert_within([double(mean) for mean in plain], means, wide(described), 4)
+        for value, weight in zip(kept, weights, strict=True):
+            np.testing.assert_array_equal(value, double(weight))
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_an_average_stays_or_is_the_weight_to_the_bit(share):
+    described = [((4, 3), dtype) for dtype in FLOATS]
+    means, weights = variables(wide(described)), variables(described, seed=1)
+    expected = [double(each) for each in (means, weights)[int(share)]]
+    kernels.average(means, weights, scalar(share), True)
+    for value, mean in zip(expected, means, strict=True):
+        np.testing.assert_array_equal(value, double(mean))
+    # A copy: the next change of the weight is not one of the average.
+    for weight in weights:
+        weight.assign(weight * 0.0)
+    for value, mean in zip(expected, means, strict=True):
+        np.testing.assert_array_equal(value, double(mean))
+
+
+# Conditions ----------------------------------------------------------------------------------
+
+
+def compiled(function: Any, variables: list[Any]) -> Any:
+    """The function of one tensor, as the backend compiles it; it may assign to the variables."""
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(function)
+    if keras.backend.backend() == "torch":
+        import torch
+
+        torch._dynamo.reset()
+        return torch.compile(function, backend="eager", fullgraph=True)
+    import jax
+
+    @jax.jit
+    def stateless(values: Any, argument: Any) -> Any:
+        with keras.StatelessScope(list(zip(variables, values, strict=True))) as scope:
+            function(argument)
+        return [scope.get_current_value(variable) for variable in variables]
+
+    def run(argument: Any) -> None:
+        values = stateless([variable.value for variable in variables], argument)
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+    return run
+
+
+@pytest.mark.parametrize("value", [True, False])
+def test_a_condition_is_known_where_nothing_is_compiled(value):
+    assert kernels.known(ops.convert_to_tensor(value)) is value
+    done = []
+    kernels.when(ops.convert_to_tensor(value), lambda: done.append(1), [])
+    assert done == [1] * value
+
+
+def test_in_a_compiled_step_a_condition_is_not_known_and_either_branch_is_taken():
+    first, second = variables([((3,), "float32"), ((), "bfloat16")])
+    count = keras.Variable(0, trainable=False)
+    own = [first, second, count]
+    seen = []
+
+    def inner() -> None:
+        second.assign(second + ops.cast(count, second.dtype))
+
+    def body() -> None:
+        first.assign(first * 2.0)
+        count.assign_add(1)
+        # Within a condition another one reads what was assigned.
+        kernels.when(ops.equal(count, 2), inner, own)
+
+    def step(predicate: Any) -> None:
+        seen.append(kernels.known(predicate))
+        kernels.when(predicate, body, own)
+
+    run = compiled(step, own)
+    start = [double(each) for each in own]
+    expected = {0: start, 1: [start[0] * 2, start[1], start[2] + 1]}
+    second_after = double(ops.cast(ops.convert_to_tensor(second) + 2, "bfloat16"))
+    expected[2] = [start[0] * 4, second_after, start[2] + 2]
+    done = 0
+    for value in (False, True, False, True, False):
+        run(ops.convert_to_tensor(value))
+        done += value
+        for right, variable in zip(expected[done], own, strict=True):
+            np.testing.assert_array_equal(right, double(variable))
+    assert set(seen) == {None}
+
+
 def test_own_values_are_equal_and_not_written_through(backend):
     values = tensors([((3,), "float32"), ((), "bfloat16")])
     owned = kernels.own(values)
@@ -262,6 +404,16 @@ class TestSparseGradients:
         expected = np.sqrt(np.sum(np.square(dense)) + np.sum(np.square(double(other))))
         actual = kernels.global_norm([combined, other])
         np.testing.assert_allclose(double(actual), expected, rtol=1e-6)
+
+    def test_only_the_rows_it_names_are_added_to_a_sum(self, rows, dtype):
+        gradient = kernels.combine_repeated_rows(slices(rows, dtype)[0])
+        dense = double(ops.convert_to_tensor(gradient))
+        for keep in (None, ops.convert_to_tensor(True), ops.convert_to_tensor(False)):
+            (total,) = variables([((5, 2), "float32")], seed=2)
+            factor = FACTOR * (keep is None or bool(keep))
+            expected = double(total) + factor * dense
+            kernels.accumulate([total], [gradient], scalar(FACTOR), keep)
+            assert_within([expected], [total], [((5, 2), "float32")], 4)
 
     def test_scaling_and_clipping_keep_it_sparse(self, rows, dtype):
         import tensorflow as tf

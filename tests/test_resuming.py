@@ -178,6 +178,20 @@ def test_a_group_that_starts_over_takes_the_steps_of_a_new_optimizer():
     assert_equal(train(again, 1), train(model, 1))
 
 
+@pytest.mark.parametrize("built", [True, False], ids=["built", "not built"])
+def test_fresh_anchors_of_a_run_that_has_not_begun_are_the_loaded_weights(built, tmp_path):
+    train(compiled()).save_weights(tmp_path / "model.weights.h5")
+    model = compiled(seed=2, groups_=split())
+    if built:
+        model.optimizer.build(model.trainable_variables)
+    with kgo.resuming(strict=False):
+        model.load_weights(tmp_path / "model.weights.h5")
+    model.optimizer.build(model.trainable_variables)
+    drift = {name: float(value) for name, value in model.optimizer.anchor_drift().items()}
+    assert drift["first"] == 0.0  # its anchor is fresh
+    assert drift["backbone"] > 0.0  # its anchor is the first run's
+
+
 # Terms --------------------------------------------------------------------------------------------
 
 
@@ -248,25 +262,60 @@ def test_the_innermost_terms_hold_and_the_outer_ones_return():
 # Switched on and off ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pending", [0, 2])
-def test_state_of_what_was_switched_off_is_left_out_and_an_open_window_is_told(pending, caplog):
-    saved = train(compiled()).optimizer.state_dict()
-    kernel = saved["groups"]["backbone"]["body/first/kernel"]
-    for slot in ("@accumulator", "@average"):
-        kernel[slot] = np.zeros((4, 3), "float32")
-        key = f"backbone/body/first/kernel/{slot}"
-        saved["manifest"]["state"][key] = [[4, 3], "float32"]
-    saved["scalars"]["@micro_batches"] = np.array(pending, "int32")
-    saved["manifest"]["state"]["@micro_batches"] = [[], "int32"]
+SWITCHES: dict[str, dict[str, Any]] = {
+    "averages": {"ema": kgo.EMA(0.9)},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "both": {"ema": kgo.EMA(0.9), "gradient_accumulation_steps": 2},
+}
+
+
+@pytest.mark.parametrize("built", [True, False], ids=["built", "not built"])
+@pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
+@pytest.mark.parametrize("switch", SWITCHES)
+def test_what_is_switched_on_or_off_leaves_the_rest_as_it_was(switch, on, built, tmp_path):
+    plain, switched = {}, SWITCHES[switch]
+    before, after = (plain, switched) if on else (switched, plain)
+    # Pairs of equal micro-batches make the steps of a run without accumulation.
+    source = train(compiled(**before), 8)
+    source.save_weights(tmp_path / "model.weights.h5")
+    model = compiled(seed=2, **after)
+    if built:
+        model.optimizer.build(model.trainable_variables)
+    with kgo.resuming() as report:
+        model.load_weights(tmp_path / "model.weights.h5")
+    model.optimizer.build(model.trainable_variables)
+    changed = report.fresh if on else report.dropped
+    own = ("@accumulator", "@average", "@micro_batches", "@accumulated_weight", "@averages_made")
+    assert changed
+    assert all(key.split("/")[-1] in (*own, "@ema_momentum") for key in changed)
+    assert (report.dropped if on else report.fresh) == []
+    saved, now = source.optimizer.state_dict(), model.optimizer.state_dict()
+    for key in report.kept:
+        np.testing.assert_array_equal(value_of(now, key), value_of(saved, key), err_msg=key)
+
+
+@pytest.mark.parametrize("pending", [0, 1])
+def test_an_open_window_that_is_dropped_is_told(pending, caplog):
+    source = train(compiled(gradient_accumulation_steps=2), 4 + pending)
     model = compiled(seed=2)
     model.optimizer.build(model.trainable_variables)
     with caplog.at_level(logging.WARNING):
-        report = model.optimizer.load_state_dict(saved)
-    assert len(report.dropped) == 3
-    assert report.fresh == []
+        model.optimizer.load_state_dict(source.optimizer.state_dict())
     told = [record.getMessage() for record in caplog.records]
-    assert len(told) == (pending > 0)
-    assert all("2 micro-batches are lost" in message for message in told)
+    assert len(told) == pending
+    assert all("its 1 micro-batches are lost" in message for message in told)
+
+
+def test_averages_that_are_switched_on_start_at_the_loaded_weights(tmp_path):
+    source = train(compiled())
+    source.save_weights(tmp_path / "model.weights.h5")
+    model = compiled(seed=2, ema=kgo.EMA(0.5))
+    model.optimizer.build(model.trainable_variables)
+    model.load_weights(tmp_path / "model.weights.h5")
+    train(model, 1)
+    average = model.optimizer.state_dict()["groups"]["head"]["head/kernel"]["@average"]
+    before, after = source.get_weights()[4], model.get_weights()[4]
+    np.testing.assert_allclose(average, (before + after) / 2, rtol=1e-5)
 
 
 # Keras' callbacks ---------------------------------------------------------------------------------

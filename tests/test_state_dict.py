@@ -340,3 +340,32 @@ def test_state_of_another_layout_is_refused_where_only_values_come(restore):
     with pytest.raises(ValueError, match="must have the layout of this optimizer"):
         restore(source, target)
     restore(source, grouped("dense", "dense_1"))
+
+
+def test_a_tree_for_an_optimizer_that_is_not_built_is_refused():
+    source, target = train(compiled()), compiled(seed=2)
+    with pytest.raises(ValueError, match=r"must be built before.*`optimizer\.build\("):
+        target.set_state_tree({"optimizer_variables": tree(source)})
+
+
+def test_renames_hold_inside_a_loss_scale_optimizer_of_keras(tmp_path):
+    def scaled(group: str, seed: int) -> keras.Model:
+        named = [kgo.Group(group, "body"), kgo.Group("head", "head")]
+        model = compiled(seed=seed, groups_=named)
+        outer = keras.optimizers.LossScaleOptimizer(model.optimizer)
+        model.compile(optimizer=outer, loss="mse")
+        outer.build(model.trainable_variables)
+        return model
+
+    source, target = scaled("backbone", 1), scaled("trunk", 2)
+    train_inside(source)
+    source.save_weights(tmp_path / "model.weights.h5")
+    with pytest.raises(ValueError, match="must have the layout of this optimizer"):
+        target.load_weights(tmp_path / "model.weights.h5")
+    with kgo.resuming(renames={"group:backbone": "group:trunk"}) as report:
+        target.load_weights(tmp_path / "model.weights.h5")
+    assert (report.status, report.fresh) == ("loaded", [])
+    taken = [one.optimizer.inner_optimizer.state_dict()["groups"] for one in (source, target)]
+    for path, slots in taken[0]["backbone"].items():
+        for slot, value in slots.items():
+            np.testing.assert_array_equal(taken[1]["trunk"][path][slot], value)

@@ -24,6 +24,10 @@ class GroupLogger(keras.callbacks.Callback):
     Put it before callbacks that write logs down (`CSVLogger`, `TensorBoard`) and before those
     that change the rate at the end of an epoch (`ReduceLROnPlateau`).
 
+    A warning at the end of an epoch tells how many steps the optimizer skipped in it, as gradients
+    were not finite, and which group was the first at fault. With `on_nonfinite="raise"` the error
+    comes when the batch ends, rather than when `fit` does; on JAX this waits for each step.
+
     Before training it looks at the model, as an optimizer cannot: it attaches the model to the
     optimizer if none is, refuses variables that the optimizer does not know and a `trainable` that
     changed since the model was compiled, and warns when `"initial"` anchors are not the weights
@@ -32,10 +36,13 @@ class GroupLogger(keras.callbacks.Callback):
     Args:
         drift: Whether to log `drift_<group>` too, `‖w − anchor‖` over the group's anchored
             variables, for each group with an anchor other than zero.
+        skipped: Whether to log `skipped_steps` too, the optimizer's count of them so far.
 
     Raises:
         TypeError: When training begins, if the optimizer has no single `learning_rate`, or
-            `drift` is asked of another optimizer than `GroupedOptimizer`.
+            `drift` or `skipped` is asked of another optimizer than `GroupedOptimizer`.
+        FloatingPointError: When a batch ends, with `on_nonfinite="raise"`, if its gradients were
+            not finite.
         ValueError: When training begins, if the optimizer does not fit the model any more.
 
     Example:
@@ -53,9 +60,12 @@ class GroupLogger(keras.callbacks.Callback):
     {'learning_rate': [0.25], 'learning_rate_backbone': [0.125], 'learning_rate_default': [0.25]}
     """
 
-    def __init__(self, drift: bool = False) -> None:
+    def __init__(self, drift: bool = False, skipped: bool = False) -> None:
         super().__init__()
         self.drift = bool(drift)
+        self.skipped = bool(skipped)
+        self._raises = False
+        self._skipped_before = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the optimizer against the model."""
@@ -67,12 +77,15 @@ class GroupLogger(keras.callbacks.Callback):
                 f"{type(optimizer).__name__}. Compile the model with a GroupedOptimizer."
             )
         if not isinstance(optimizer, GroupedOptimizer):
-            if self.drift:
-                raise TypeError(
-                    "`GroupLogger(drift=True)` needs a GroupedOptimizer, which has anchors. "
-                    f"Received: {type(optimizer).__name__}."
-                )
+            for name, what in (("drift", "anchors"), ("skipped", "a count of skipped steps")):
+                if getattr(self, name):
+                    raise TypeError(
+                        f"`GroupLogger({name}=True)` needs a GroupedOptimizer, which has {what}. "
+                        f"Received: {type(optimizer).__name__}."
+                    )
             return
+        self._raises = optimizer.on_nonfinite == "raise"
+        self._skipped_before = int(optimizer.skipped_steps)
         if not self.model.built:
             return
         if not outer.built:
@@ -80,6 +93,12 @@ class GroupLogger(keras.callbacks.Callback):
             outer.build(self.model.trainable_variables)
         optimizer.check_model(self.model)
         _warn_of_late_weights(optimizer)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Raises where the step was skipped, if that is asked for."""
+        # Asking for the model waits, on JAX, until the step is done.
+        if self._raises:
+            unwrap(self.model.optimizer).check_finite()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds to the logs."""
@@ -90,6 +109,17 @@ class GroupLogger(keras.callbacks.Callback):
         if not isinstance(optimizer, GroupedOptimizer):
             return
         logs.update(_keyed("learning_rate", optimizer.learning_rates))
+        skipped = int(optimizer.skipped_steps)
+        if self.skipped:
+            logs["skipped_steps"] = skipped
+        if skipped > self._skipped_before:
+            warnings.warn(
+                f"{skipped - self._skipped_before} steps of epoch {epoch + 1} were skipped, as "
+                "gradients were not finite; in the last of them first in group "
+                f'"{optimizer.first_nonfinite_group}".',
+                stacklevel=2,
+            )
+            self._skipped_before = skipped
         if self.drift:
             logs.update(_keyed("drift", optimizer.anchor_drift()))
 

@@ -44,7 +44,7 @@ def copy_state(
             variable.assign(keras.ops.copy(keras.ops.convert_to_tensor(source)))
         # A rule that starts over counts its own steps, on which its bias corrections depend.
         if pairs[part.name] or len(part.rule_variables) == 1:
-            part.rule.iterations.assign(converted.iterations)
+            part.rule.iterations.assign(next(iter(steps), 0))
 
 
 def _pairs(part: GroupParts, owners: Mapping[int, Any], strict: bool) -> list[tuple[Any, Any]]:

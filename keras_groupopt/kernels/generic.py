@@ -32,8 +32,8 @@ def own(values: Sequence[Tensor]) -> list[Tensor]:
 
 
 def combine_repeated_rows(gradient: Tensor) -> Tensor:
-    """Returns a sparse gradient with each row once; a dense gradient as it is."""
-    return gradient
+    """Returns a sparse gradient with each row once; a dense gradient as a tensor."""
+    return gradient if ops.is_tensor(gradient) else ops.convert_to_tensor(gradient)
 
 
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:
@@ -83,7 +83,8 @@ def accumulate(
             added = added * ops.cast(weight, accumulator.dtype)
         if keep is not None:
             added = ops.where(keep, added, ops.zeros_like(added))
-        accumulator.assign(accumulator + added)
+        # Keras' `+` on TensorFlow may take it for adding a bias, which an empty tensor cannot be.
+        accumulator.assign(accumulator - ops.negative(added))
 
 
 def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, copies: bool) -> None:
@@ -98,5 +99,5 @@ def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, co
     for mean, variable in zip(averages, variables, strict=True):
         value = ops.cast(variable, mean.dtype)
         part = ops.cast(share, mean.dtype)
-        moved = mean + part * (value - mean)
+        moved = mean - part * (mean - value)
         mean.assign(ops.where(part >= 1, value, moved) if copies else moved)

@@ -36,12 +36,12 @@ def outside_compiled_step() -> AbstractContextManager[Any]:
 
 
 def combine_repeated_rows(gradient: Tensor) -> Tensor:
-    """Returns a sparse gradient with each row once; a dense gradient as it is.
+    """Returns a sparse gradient with each row once; a dense gradient as a tensor.
 
     Norms and second moments of slices that repeat a row are not those of the gradient.
     """
     if not isinstance(gradient, tf.IndexedSlices):
-        return gradient
+        return tf.convert_to_tensor(gradient)
     rows, places = tf.unique(gradient.indices)
     values = tf.math.unsorted_segment_sum(gradient.values, places, tf.shape(rows)[0])
     return tf.IndexedSlices(values, rows, gradient.dense_shape)

@@ -128,4 +128,5 @@ def conditional(predicate: Tensor, body: Callable[[], None], variables: Sequence
     before = [variable.value.clone() for variable in variables]
     body()
     for variable, old in zip(variables, before, strict=True):
-        variable.value.copy_(torch.where(predicate, variable.value, old))
+        # Not in place: a value that was assigned in a stateless step may be the caller's.
+        variable.assign(torch.where(predicate, variable.value, old))

@@ -16,6 +16,7 @@ from keras_groupopt.state.archive import write_file as write_file
 from keras_groupopt.state.keys import entries_of as entries_of
 from keras_groupopt.state.layout import LayoutVariable as LayoutVariable
 from keras_groupopt.state.layout import protect as protect
+from keras_groupopt.state.layout import protect_early as protect_early
 from keras_groupopt.state.manifest import manifest_of as manifest_of
 from keras_groupopt.state.matching import Report as Report
 from keras_groupopt.state.matching import match as match

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_groupopt.parts import Parts
 from keras_groupopt.plan import Plan
@@ -24,8 +25,11 @@ class Copies(Mapping[str, Any]):
         self._variables = variables
 
     def __getitem__(self, key: str) -> Any:
-        # JAX refuses to donate one buffer twice.
-        return keras.ops.copy(keras.ops.convert_to_tensor(self._variables[key]))
+        # JAX refuses to donate one buffer twice; a counter may be given to several rules.
+        variable = self._variables[key]
+        if not variable.shape:
+            return np.array(keras.ops.convert_to_numpy(variable))
+        return keras.ops.copy(keras.ops.convert_to_tensor(variable))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._variables)
@@ -41,7 +45,7 @@ def carried(
 
     If the old variables are not among the present ones, the model was made anew, and paths stay.
     If some are, a variable that is not is gone, even where another has its path. An anchor is left
-    out where the plan says another kind of anchor, or gives its values.
+    out where the plan says another kind of anchor or gives other values, or where it is not known.
 
     Args:
         saved: The state.
@@ -57,16 +61,18 @@ def carried(
     }
     kinds = {} if plan is None else _anchor_kinds(plan)
     before = _anchor_kinds(old.plan)
+    unknown = {group.name for group in old.groups if group.anchors_unknown}
     values, state, left_out = {}, {}, []
     for key, spec in saved.manifest["state"].items():
         name = keys.parse(key)
-        owner = name.owner if name.owner in (None, keys.RULE) else moved[str(name.owner)]
-        given = (
+        owner = moved.get(str(name.owner), name.owner)
+        if (owner is None and name.owner is not None) or (
             name.slot == keys.ANCHOR
-            and owner in kinds
-            and kinds[str(owner)] != before[str(name.owner)]
-        )
-        if (owner is None and name.owner is not None) or given:
+            and (
+                name.group in unknown
+                or (owner in kinds and kinds[owner] != before[str(name.owner)])
+            )
+        ):
             left_out.append(key)
             continue
         present_key = str(name._replace(owner=owner))

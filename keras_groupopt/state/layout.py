@@ -20,18 +20,20 @@ from keras_groupopt.state import keys
 from keras_groupopt.state.manifest import manifest_of
 from keras_groupopt.state.resuming import present_terms
 
+NOT_BUILT = 0
+
 
 class LayoutVariable(keras.Variable):
-    """Holds a number that stands for a layout, and refuses another one.
+    """Holds a number that stands for an optimizer's layout, and refuses another one."""
 
-    Args:
-        digest: The number.
-        name: The variable's name.
-    """
+    def __init__(self) -> None:
+        super().__init__(NOT_BUILT, dtype="int32", trainable=False, name="layout")
+        self._digest = NOT_BUILT
 
-    def __init__(self, digest: int, name: str) -> None:
-        super().__init__(digest, dtype="int32", trainable=False, name=name)
+    def stand_for(self, digest: int) -> None:
+        """Sets the layout, when the optimizer is built."""
         self._digest = digest
+        super().assign(digest)
 
     def check(self, value: Any) -> bool:
         """Returns whether `value` is to be assigned.
@@ -46,45 +48,57 @@ class LayoutVariable(keras.Variable):
         if found == self._digest:
             return True
         terms = present_terms()
-        if terms.strict and not terms.renames:
+        if not terms.strict or terms.renames:
+            return False
+        if self._digest == NOT_BUILT:
             raise ValueError(
-                "The state must have the layout of this optimizer: its groups, rules, layer paths "
-                "and shapes, in their order. Received: state of another layout, restored by "
-                "position or from a tree; values before it may have been assigned. Make the groups "
-                "as they were, or restore a `.keras` or `.weights.h5` file, which tells the "
-                "differences."
+                "The optimizer must be built before values are restored by position or from a "
+                "tree. Received: one that is not built. Call "
+                "`optimizer.build(model.trainable_variables)` first."
             )
-        return False
+        raise ValueError(
+            "The state must have the layout of this optimizer: its groups, rules, layer paths and "
+            "shapes, in their order. Received: state of another layout, restored by position or "
+            "from a tree; values before it may have been assigned. Make the groups as they were, "
+            "or restore a `.keras` or `.weights.h5` file, which tells the differences."
+        )
 
     def assign(self, value: Any) -> Any:
         """Assigns a value that stands for this layout."""
         return super().assign(value) if self.check(value) else self.value
 
 
-def protect(optimizer: Any, parts: Parts) -> Any:
-    """Gives all state the paths of its keys, and adds the variable that stands for the layout.
+def protect_early(optimizer: Any) -> LayoutVariable:
+    """Names what an optimizer has before it is built; returns what refuses values until then."""
+    layout = LayoutVariable()
+    _compat.set_path(layout, f"{_name(optimizer)}/@layout")
+    _compat.set_path(optimizer.iterations, f"{_name(optimizer)}/{keys.ITERATIONS}")
+    if isinstance(optimizer.learning_rate, keras.Variable):
+        _compat.set_path(optimizer.learning_rate, f"{_name(optimizer)}/{keys.LEARNING_RATE}")
+    return layout
+
+
+def protect(optimizer: Any, parts: Parts) -> int:
+    """Gives all state the paths of its keys; returns a number that stands for them.
 
     Args:
         optimizer: The optimizer, with all its variables.
         parts: Its built parts.
-
-    Returns:
-        That variable.
     """
     entries = keys.entries_of(optimizer, parts)
-    # The number in an automatic name differs between processes.
-    name = re.sub(r"^(grouped_optimizer)_\d+$", r"\1", optimizer.name)
     for key, variable in entries.items():
-        _compat.set_path(variable, f"{name}/{key}")
-    layout = manifest_of(entries, parts.plan)
+        _compat.set_path(variable, f"{_name(optimizer)}/{key}")
+    manifest = manifest_of(entries, parts.plan)
     # In order, as positions are all that `set_weights` has.
     text = json.dumps(
         [
-            {group: spec["class"] for group, spec in layout["groups"].items()},
-            {key: spec for key, spec in layout["state"].items() if not keys.parse(key).is_optional},
+            {group: spec["class"] for group, spec in manifest["groups"].items()},
+            {k: spec for k, spec in manifest["state"].items() if not keys.parse(k).is_optional},
         ]
     )
-    digest = LayoutVariable(zlib.crc32(text.encode()) & 0x7FFFFFFF, "layout")
-    _compat.set_path(digest, f"{name}/@layout")
-    _compat.track_variable(optimizer, digest)
-    return digest
+    return zlib.crc32(text.encode()) & 0x7FFFFFFF or 1
+
+
+def _name(optimizer: Any) -> str:
+    """Returns the optimizer's name; the number in an automatic one differs between processes."""
+    return re.sub(r"^(grouped_optimizer)_\d+$", r"\1", str(optimizer.name))

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
-import importlib.metadata
 import json
+import sys
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +17,7 @@ from keras_groupopt.groups import Rule
 from keras_groupopt.plan import Plan, PlannedGroup
 from keras_groupopt.rules.registry import rule_class, type_of
 from keras_groupopt.state import keys
+from keras_groupopt.state.checksums import bytes_of, checksum_of
 
 FORMAT = 2
 
@@ -58,12 +58,9 @@ def _class_name(rule: Rule, where: str) -> str:
     return str(keras.saving.get_registered_name(target))
 
 
-@functools.cache
 def _version() -> str:
-    try:
-        return importlib.metadata.version("keras-groupopt")
-    except importlib.metadata.PackageNotFoundError:  # run from its sources
-        return "unknown"
+    # The package imports this module, which therefore cannot import the package.
+    return str(sys.modules[__name__.partition(".")[0]].__version__)
 
 
 def dtype_of(value: Any) -> str:
@@ -80,11 +77,10 @@ class Checksums:
 
     def add(self, key: str, value: Any) -> None:
         """Takes the checksums of one array."""
-        data = np.ascontiguousarray(value).reshape(-1).view("uint8").data
-        self.of[key] = zlib.crc32(data)
+        self.of[key] = checksum_of(value)
         name = keys.parse(key)
         if name.slot == keys.ANCHOR:
-            self._anchors.setdefault(name.group, hashlib.sha256()).update(data)
+            self._anchors.setdefault(name.group, hashlib.sha256()).update(bytes_of(value))
 
     def of_anchors(self, group: str) -> str | None:
         """Returns the SHA-256 of a group's anchors, in order, or `None` if it keeps none."""

@@ -41,8 +41,8 @@ class Report:
     >>> optimizer.build(model.trainable_variables)
     >>> report = optimizer.load_state_dict(optimizer.state_dict())
     >>> report.status, report.kept  # doctest: +NORMALIZE_WHITESPACE
-    ('loaded', ['@iterations', '@learning_rate', '@learning_rate_ratio/default',
-     'default/@rule/@iterations'])
+    ('loaded', ['@iterations', '@learning_rate', '@skipped_steps', '@first_nonfinite_group',
+     '@learning_rate_ratio/default', 'default/@rule/@iterations'])
     """
 
     kept: list[str] = dataclasses.field(default_factory=list)

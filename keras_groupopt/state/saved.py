@@ -75,7 +75,8 @@ def give(
 ) -> Report:
     """Gives a built optimizer the state that was saved, after checking that it fits.
 
-    What starts fresh keeps the value it has in the optimizer.
+    What starts fresh keeps the value it has in the optimizer. Fresh anchors at the initial
+    weights are taken again at the next step, unless the optimizer has made steps.
 
     Args:
         optimizer: The optimizer.
@@ -111,10 +112,14 @@ def give(
             undo()
         terms.report.fill(Report(status="refused"))
         raise
+    not_begun = int(keras.ops.convert_to_numpy(optimizer.iterations)) == 0
     for key, saved_key in pairs.items():
         if saved_key in saved.values:
             entries[key].assign(saved.values[saved_key])
     parts.anchors_are_due = False
+    # The weights that come with the state are where a run that has not begun starts from.
+    fresh = [keys.parse(key) for key in report.fresh if not_begun]
+    parts.due_anchors = frozenset(str(key.owner) for key in fresh if key.slot == keys.ANCHOR)
     _settle(parts, pairs, saved.values[keys.ITERATIONS])
     _tell(report, saved.values)
     terms.report.fill(report)
@@ -123,8 +128,15 @@ def give(
 
 def _settle(parts: Parts, pairs: Mapping[str, str], iterations: Any) -> None:
     """Puts what follows from the state right: counters of rules, and whether anchors are known."""
-    if parts.averages is not None and "@averages_made" in pairs:
-        parts.averages.settled = True
+    if parts.averages is not None:
+        if "@averages_made" in pairs:
+            parts.averages.settled = True
+        else:
+            parts.averages.restart(int(iterations))
+    if parts.window is not None:
+        parts.window.weighted = None
+        if "@micro_batches" not in pairs:
+            parts.window.reset(parts.accumulators)
     for group in parts.groups:
         if group.frozen:
             continue

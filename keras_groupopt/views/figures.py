@@ -14,6 +14,12 @@ Record = Mapping[str, Any]
 NONE = "–"
 PLAN_FORMAT = 1
 CLIPPING_OPTIONS = ("clipnorm", "global_clipnorm", "clipvalue")
+# Shown where they are not the default.
+JOINT_OPTIONS = {
+    "gradient_accumulation_steps": "Micro-batches per step",
+    "ema": "Average of the weights",
+    "on_nonfinite": "Gradients not finite",
+}
 PROVISIONAL_NOTE = (
     "Provisional: paths come from variable names, so parents may be missing. "
     "Pass `model=` for layer paths."
@@ -247,6 +253,11 @@ def plan_figures(plan: Plan) -> PlanFigures:
         (f"Clipping in {group.name}", group.clipping) for group in groups if group.clipping
     )
     settings.extend(_exclusion_settings(groups))
+    settings.extend(
+        (label, str(options[name]))
+        for name, label in JOINT_OPTIONS.items()
+        if options.get(name) not in (None, "skip")
+    )
 
     def counted(number: int, noun: str) -> str:
         return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,88 @@
+"""How tests compare weights and state, and compile a step."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from cases import numpy_of
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def assert_same(actual: Arrays, expected: Arrays) -> None:
+    """Equal bit for bit, dtypes included."""
+    assert list(actual) == list(expected)
+    different = [p for p in expected if actual[p].tobytes() != expected[p].tobytes()]
+    assert not different, {p: (actual[p], expected[p]) for p in different}
+
+
+def assert_close(actual: Arrays, expected: Arrays, tolerance: float = 2e-6) -> None:
+    """Equal to rounding."""
+    assert list(actual) == list(expected)
+    for path, value in expected.items():
+        np.testing.assert_allclose(
+            actual[path], value, rtol=tolerance, atol=tolerance, err_msg=path
+        )
+
+
+def state_of(optimizer: Any) -> dict[str, np.ndarray]:
+    """All saved state but the manifest, by key."""
+    store: dict[str, Any] = {}
+    optimizer.save_own_variables(store)
+    return {key: np.array(store[key]) for key in sorted(store) if key != "@manifest"}
+
+
+def counters_of(optimizer: Any) -> set[int]:
+    """The values of all step counters: the optimizer's and each rule's."""
+    own = [int(numpy_of(v)) for v in optimizer.variables if v.name == "iteration"]
+    moving = [group for group in optimizer.plan.groups if not group.group.frozen]
+    assert len(own) == 1 + len(moving)
+    return {int(numpy_of(optimizer.iterations)), *own}
+
+
+def compiled_step(
+    optimizer: Any, variables: list[Any]
+) -> tuple[Callable[..., None], Callable[[], int]]:
+    """The step as the backend's training loop compiles it, and how often it was traced.
+
+    Keras compiles no step on torch: there it is `stateless_apply`, and traces are the frames
+    that `torch.compile` saw, plus one.
+    """
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        @tf.function
+        def graph(values: list[Any], sample_count: Any = None) -> None:
+            optimizer.apply(values, variables, sample_count)
+
+        return graph, graph.experimental_get_tracing_count
+    traces: list[int] = []
+
+    def stateless(state: Any, values: Any, weights: Any, sample_count: Any) -> Any:
+        traces.append(1)
+        return optimizer.stateless_apply(state, values, weights, sample_count)
+
+    if keras.backend.backend() == "jax":
+        import jax
+
+        stateless = jax.jit(stateless)
+
+    def step(values: list[Any], sample_count: Any = None) -> None:
+        own = optimizer.variables
+        weights = [v.value for v in variables]
+        weights, state = stateless([v.value for v in own], values, weights, sample_count)
+        for variable, value in zip([*variables, *own], [*weights, *state], strict=True):
+            variable.assign(value)
+
+    if keras.backend.backend() == "jax":
+        return step, lambda: len(traces)
+    return step, lambda: 1 + _frames_seen_by_torch_compile()
+
+
+def _frames_seen_by_torch_compile() -> int:
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else sum(dynamo.counters["frames"].values())

@@ -1,0 +1,656 @@
+"""N micro-batches are one large batch: in each rule, eager and compiled, in `fit`, saved midway."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from cases import (
+    DECAY,
+    OPTIONS,
+    PATHS,
+    RATE,
+    RULES,
+    Case,
+    by_path,
+    gradients,
+    initial_weights,
+    make_model,
+    numpy_of,
+    stairs,
+    take_step,
+    tensors_of,
+    weights_of,
+)
+from chosen_gradients import fit as fit_towers
+from chosen_gradients import mean_output, towers
+from comparing import assert_close, assert_same, compiled_step, counters_of, state_of
+
+import keras_groupopt as kgo
+
+Given = Mapping[str, np.ndarray | None]
+
+# Of the window: its sums, their weight, and how many there are.
+OF_WINDOW = ("accumulator", "micro_batches", "accumulated_weight")
+
+# What the whole can say beside accumulation, all at once.
+EVERYTHING = {
+    "weight_decay": DECAY,
+    "anchor": "initial",
+    "exclude_from_decay": (),
+    "learning_rate": stairs(RATE),
+    "global_clipnorm": 2.0,
+    "ema": kgo.EMA(0.75, warmup=True),
+}
+ROWS = [(case, EVERYTHING) for case in RULES] + [
+    (case, {})
+    for case in OPTIONS
+    if case.name
+    in ("clipnorm_then_global_clipnorm", "loss_scale", "instances", "everything_at_once")
+]
+every_row = pytest.mark.parametrize(("case", "options"), ROWS, ids=[case.name for case, _ in ROWS])
+both_ways = pytest.mark.parametrize("way", ["eager", "compiled"])
+
+
+def batch(case: Case, step: int, count: int = 2) -> tuple[Given, list[Given]]:
+    """One batch's gradients, and those of the micro-batches it is the mean of.
+
+    On a grid, where sums and means are exact, so that equal can mean bit for bit.
+    """
+    random = np.random.default_rng(step)
+    mean = {path: _on_grid(g) for path, g in case.gradients(step).items()}
+    micro: list[Given] = []
+    for _ in range(count // 2):
+        off = {path: _on_grid(random.normal(size=g.shape)) for path, g in mean.items()}
+        micro += [{p: np.asarray(g + s * off[p]) for p, g in mean.items()} for s in (1.0, -1.0)]
+    return mean, micro
+
+
+def _on_grid(values: Any) -> np.ndarray:
+    return np.asarray(np.round(np.asarray(values) * 256) / 256, "float32")
+
+
+def stepper(optimizer: Any, model: Any, way: str) -> Callable[..., None]:
+    """A step on gradients by path; the paths that are left out are not brought to the step."""
+    variables = by_path(model)
+    optimizer.build(list(variables.values()))
+
+    @functools.cache
+    def compiled(paths: tuple[str, ...]) -> Any:
+        return compiled_step(optimizer, [variables[path] for path in paths])[0]
+
+    def step(given: Given, sample_count: Any = None) -> None:
+        own = {path: variables[path] for path in given}
+        if way == "eager":
+            optimizer.apply(tensors_of(given, own), list(own.values()), sample_count)
+            return
+        if sample_count is not None:
+            sample_count = keras.ops.convert_to_tensor(sample_count, dtype="float32")
+        compiled(tuple(own))(tensors_of(given, own), sample_count)
+
+    return step
+
+
+def of_window(key: str) -> bool:
+    return key.lstrip("@").endswith(OF_WINDOW)
+
+
+def outside_window(optimizer: Any) -> dict[str, np.ndarray]:
+    """All state but the window's own."""
+    return {key: value for key, value in state_of(optimizer).items() if not of_window(key)}
+
+
+def sums(optimizer: Any) -> dict[str, np.ndarray]:
+    """The accumulators, by layer path."""
+    return {
+        key.replace("|", "/").removesuffix("/@accumulator").partition("/")[2]: value
+        for key, value in state_of(optimizer).items()
+        if key.endswith("@accumulator")
+    }
+
+
+@pytest.fixture
+def missing_is_expected() -> Iterator[None]:
+    """Lets the optimizer warn about missing gradients."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="No gradient for")
+        yield
+
+
+# Equal to one batch ---------------------------------------------------------------------------
+
+
+@every_row
+def test_micro_batches_are_one_batch_to_the_bit_and_move_nothing_in_between(
+    case: Case, options: dict[str, Any]
+) -> None:
+    whole, parts = make_model(), make_model()
+    plain = case.optimizer(whole, **options)
+    optimizer = case.optimizer(parts, **options, gradient_accumulation_steps=2)
+    for step in range(2):
+        mean, micro = batch(case, step)
+        take_step(plain, whole, mean)
+        before, state = weights_of(parts), None
+        take_step(optimizer, parts, micro[0])
+        assert_same(weights_of(parts), before)
+        assert int(numpy_of(optimizer.micro_batches)) == 1
+        if state is not None:
+            assert_same(outside_window(optimizer), state)
+        take_step(optimizer, parts, micro[1])
+        state = outside_window(optimizer)
+        assert_same(weights_of(parts), weights_of(whole))
+        assert_same(state, state_of(plain))
+        assert counters_of(optimizer) == {step + 1}
+    assert not any(np.any(value) for value in sums(optimizer).values())
+
+
+@pytest.mark.parametrize("name", ["nadam", "lamb", "third_party"])
+def test_compiled_micro_batches_are_one_batch_and_move_nothing_in_between(name: str) -> None:
+    case = next(case for case in RULES if case.name == name)
+    whole, parts = make_model(), make_model()
+    plain = case.optimizer(whole, **EVERYTHING)
+    optimizer = case.optimizer(parts, **EVERYTHING, gradient_accumulation_steps=4)
+    optimizer.build(parts.trainable_variables)
+    variables = by_path(parts)
+    step, traces = compiled_step(optimizer, list(variables.values()))
+    for number in range(2):
+        mean, micro = batch(case, number, 4)
+        take_step(plain, whole, mean)
+        before, state = weights_of(parts), outside_window(optimizer)
+        for given in micro[:3]:
+            step(tensors_of(given, variables))
+            assert_same(weights_of(parts), before)
+            assert_same(outside_window(optimizer), state)
+        step(tensors_of(micro[3], variables))
+        assert_close(weights_of(parts), weights_of(whole), 5e-6)
+        assert_close(outside_window(optimizer), state_of(plain), 5e-6)
+        assert counters_of(optimizer) == {number + 1}
+    assert traces() == 1
+
+
+def dense(optimizer: Callable[[Any], Any]) -> Any:
+    """A small model with equal weights every time, and its data."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Dense(8, "tanh", name="enc"), keras.layers.Dense(2, name="head")]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile(optimizer(model), loss="mse")
+    return model
+
+
+X = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
+Y = X[:, :2] ** 2
+
+
+def test_fit_with_three_micro_batches_is_fit_with_batches_three_times_as_large() -> None:
+    def make(model: Any, **options: Any) -> Any:
+        return kgo.GroupedOptimizer(
+            [kgo.Group("enc", "enc", learning_rate_ratio=0.5)],
+            model=model,
+            rule="adam",
+            learning_rate=0.01,
+            weight_decay=0.01,
+            global_clipnorm=0.5,
+            ema=kgo.EMA(0.5),
+            **options,
+        )
+
+    whole, parts = dense(make), dense(lambda m: make(m, gradient_accumulation_steps=3))
+    for model, size in ((whole, 12), (parts, 4)):
+        model.fit(X, Y, batch_size=size, epochs=2, shuffle=False, verbose=0)
+        assert counters_of(model.optimizer) == {10}
+    for mine, other in zip(whole.get_weights(), parts.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-6)
+    mine, other = (
+        [numpy_of(mean) for mean, _ in model.optimizer.average_pairs()] for model in (whole, parts)
+    )
+    for value, wanted in zip(mine, other, strict=True):
+        np.testing.assert_allclose(value, wanted, rtol=0, atol=1e-6)
+    assert any(
+        np.abs(a - numpy_of(v)).max() > 1e-4
+        for a, (_, v) in zip(mine, whole.optimizer.average_pairs(), strict=True)
+    )
+
+
+# Known numbers --------------------------------------------------------------------------------
+
+NUMBERS = {
+    # DEC-07, CLIP-09, ACC-07, ACC-08: options, start, gradients, and the weight after each.
+    "decay acts once": ({"weight_decay": 0.1}, 4, 1.0, [0, 0, 0, 0], [1, 1, 1, 0.9]),
+    "the mean is clipped": ({"global_clipnorm": 1.0}, 2, 0.0, [10, 0], [0, -1]),
+    "the mean is clipped in its group": ({"clipnorm": 1.0}, 2, 0.0, [10, 0], [0, -1]),
+    "velocity moves once": (
+        {"rule": kgo.rule("sgd", momentum=0.5)},
+        2,
+        0.0,
+        [1, 1, 1, 1],
+        [0, -1, -1, -2.5],
+    ),
+    "the next one takes the place of inf": (
+        {},
+        2,
+        0.0,
+        [1, np.inf, 3, 1, 1],
+        [0, 0, -2, -2, -3],
+    ),
+}
+
+
+@both_ways
+@pytest.mark.parametrize("name", NUMBERS)
+def test_one_weight_takes_these_values(name: str, way: str) -> None:
+    options, count, start, given, expected = NUMBERS[name]
+    model = make_model()
+    variables = by_path(model)
+    variables["head/gain"].assign(start)
+    optimizer = kgo.GroupedOptimizer(
+        model=model,
+        gradient_accumulation_steps=count,
+        **{"rule": "sgd", "learning_rate": 1.0, "exclude_from_decay": (), **options},
+    )
+    step = stepper(optimizer, model, way)
+    found = []
+    for value in given:
+        step(
+            {
+                p: np.full(v.shape, value * (p == "head/gain"), "float32")
+                if np.isfinite(value) or p == "head/gain"
+                else np.zeros(v.shape, "float32")
+                for p, v in variables.items()
+            }
+        )
+        found.append(float(numpy_of(variables["head/gain"])))
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert int(numpy_of(optimizer.skipped_steps)) == np.sum(~np.isfinite(given))
+
+
+def test_under_loss_scaling_the_next_one_takes_the_place_of_an_overflow() -> None:
+    """ACC-08 in `fit`: gradients 1, inf, 3, 1, 1 at a scale of 1."""
+    model = towers("weight")
+    inner = kgo.GroupedOptimizer(
+        model=model, rule="sgd", learning_rate=1.0, gradient_accumulation_steps=2
+    )
+    optimizer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=1.0)
+    model.compile(optimizer, loss=mean_output)
+    weight, found = model.trainable_variables[0], []
+    for value in (1.0, np.inf, 3.0, 1.0, 1.0):
+        fit_towers(model, value)
+        found.append((float(numpy_of(weight).squeeze()), int(numpy_of(inner.micro_batches))))
+    assert found == [(0.0, 1), (0.0, 1), (-2.0, 0), (-2.0, 1), (-3.0, 0)]
+    assert float(numpy_of(optimizer.dynamic_scale)) == 0.5
+    assert int(numpy_of(inner.iterations)) == 2
+
+
+@both_ways
+@pytest.mark.parametrize("kind", [int, np.float32, keras.ops.convert_to_tensor])
+def test_micro_batches_weigh_by_their_sample_count(way: str, kind: Callable[[Any], Any]) -> None:
+    """ACC-04: 3 samples of gradient 1 and one of gradient 5 have the mean 2, not 3."""
+    model = make_model()
+    optimizer = kgo.GroupedOptimizer(
+        model=model, rule="sgd", learning_rate=1.0, gradient_accumulation_steps=2
+    )
+    step = stepper(optimizer, model, way)
+    for _ in range(2):
+        before = weights_of(model)
+        for value, count in ((1.0, 3), (5.0, 1)):
+            step({p: np.full_like(w, value) for p, w in before.items()}, kind(count))
+    assert_close(weights_of(model), {p: w - 2.0 for p, w in before.items()})
+
+
+def test_a_sparse_gradient_of_an_embedding_is_summed_over_micro_batches() -> None:
+    """ACC-10: rows 0 and 1 get 3 + 4 and 1 + 1 in a window of two."""
+    ids, factors = keras.Input((2,), dtype="int32"), keras.Input((2, 1))
+    rows = keras.layers.Embedding(3, 1, embeddings_initializer="ones", name="rows")
+    model = keras.Model([ids, factors], keras.layers.Flatten()(rows(ids) * factors))
+    model.compile(
+        kgo.GroupedOptimizer(rule="sgd", learning_rate=1.0, gradient_accumulation_steps=2),
+        loss=lambda y, out: keras.ops.sum(out, axis=-1),
+    )
+    x = [np.array([[0, 0], [1, 1]], "int32"), np.float32([[3, 4], [1, 1]])[..., None]]
+    model.fit(x, np.zeros((2, 2), "float32"), batch_size=1, shuffle=False, verbose=0)
+    np.testing.assert_allclose(rows.get_weights()[0], [[-2.5], [0.0], [1.0]])
+
+
+@pytest.mark.parametrize(
+    ("values", "expected", "way"),
+    [
+        ([2, 5], 5, "eager"),
+        ([5, 2], 5, "compiled"),
+        ([2, None], 2, "compiled"),
+        ([None, 5], 5, "eager"),
+        ([None, None], None, "compiled"),
+    ],
+    ids=str,
+)
+@pytest.mark.usefixtures("missing_is_expected")
+def test_a_variable_that_its_gradient_overwrites_gets_the_largest_of_the_window(
+    values: Sequence[float | None], expected: float | None, way: str
+) -> None:
+    """ACC-11: untouched by rate, decay, clipping and averages."""
+    model = make_model()
+    scale = by_path(model)["head/bias"]
+    scale.overwrite_with_gradient = True
+    options = EVERYTHING | {"gradient_accumulation_steps": 2}
+    optimizer = kgo.GroupedOptimizer(model=model, rule="adam", **options)
+    step = stepper(optimizer, model, way)
+    for value in values:
+        assert_same({"": numpy_of(scale)}, {"": initial_weights()["head/bias"]})
+        full = None if value is None else np.full(3, value, "float32")
+        step(gradients(0) | {"head/bias": full})
+    wanted = initial_weights()["head/bias"] if expected is None else np.full(3, expected)
+    np.testing.assert_array_equal(numpy_of(scale), wanted)
+    assert not [pair for pair in optimizer.average_pairs() if pair[1] is scale]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_weights_of_low_precision_have_sums_and_averages_of_float32(dtype: str) -> None:
+    model = make_model(dtype)
+    optimizer = kgo.GroupedOptimizer(
+        model=model,
+        rule="sgd",
+        learning_rate=1.0,
+        gradient_accumulation_steps=3,
+        ema=kgo.EMA(0.5),
+    )
+    with pytest.warns(UserWarning, match="lose updates"):
+        optimizer.build(model.trainable_variables)
+    small = 2.0**-12
+    for value in (1.0, small):
+        take_step(optimizer, model, {p: np.full_like(w, value) for p, w in gradients(0).items()})
+    for value in sums(optimizer).values():
+        assert value.dtype == "float32"
+        np.testing.assert_array_equal(value, 1.0 + small)
+    take_step(optimizer, model, {p: 2 - small - np.ones_like(w) for p, w in gradients(0).items()})
+    before = weights_of(make_model(dtype))
+    for path, weight in weights_of(model).items():
+        assert weight.dtype == before[path].dtype
+        expected = before[path].astype("float32") - 2 / 3
+        np.testing.assert_allclose(weight.astype("float32"), expected, atol=2.0**-7)
+    assert {numpy_of(mean).dtype.name for mean, _ in optimizer.average_pairs()} == {"float32"}
+
+
+# Missing gradients, and variables that do not come ---------------------------------------------
+
+HEAD = [path for path in PATHS if path.startswith("head")]
+RESTS = {
+    "a gradient, then None": ([1.0, None], 0.5),
+    "None, then a gradient": ([None, 1.0], 0.5),
+    "None in the whole window": ([None, None], None),
+}
+
+
+@both_ways
+@pytest.mark.parametrize("left_out", [False, True], ids=["None", "left out of apply"])
+@pytest.mark.parametrize("name", RESTS)
+@pytest.mark.usefixtures("missing_is_expected")
+def test_a_micro_batch_without_a_gradient_loses_nothing(
+    name: str, left_out: bool, way: str, backend: str
+) -> None:
+    if left_out and way == "compiled" and backend != "tensorflow":
+        pytest.skip("a stateless step takes the values of all variables")
+    values, mean = RESTS[name]
+    case = next(case for case in RULES if case.name == "nadam")
+    whole, parts = make_model(), make_model()
+    options = EVERYTHING | {"ema": kgo.EMA(0.5)}
+    plain = case.optimizer(whole, **options)
+    optimizer = case.optimizer(parts, **options, gradient_accumulation_steps=2)
+    step = stepper(optimizer, parts, way)
+    full = {path: _on_grid(g) for path, g in gradients(0).items()}
+    # A step of all variables first: a moment would move a weight without a gradient.
+    take_step(plain, whole, full)
+    for _ in range(2):
+        step(full)
+    for value in values:
+        given: dict[str, np.ndarray | None] = dict(full)
+        for path in HEAD:
+            given[path] = None if value is None else full[path]
+            if left_out and value is None:
+                del given[path]
+        step(given)
+    take_step(plain, whole, full | {p: None if mean is None else full[p] * mean for p in HEAD})
+    assert_close(weights_of(parts), weights_of(whole), 5e-6)
+    assert_close(outside_window(optimizer), state_of(plain), 5e-6)
+    assert counters_of(optimizer) == {2}
+    assert not any(np.any(value) for value in sums(optimizer).values())
+
+
+def test_a_gradient_of_a_variable_that_is_frozen_in_the_window_is_dropped() -> None:
+    model = make_model()
+    optimizer = kgo.GroupedOptimizer(
+        model=model, rule="sgd", learning_rate=1.0, gradient_accumulation_steps=2
+    )
+    everything = by_path(model)
+    ones = {path: np.ones_like(w) for path, w in initial_weights().items()}
+    take_step(optimizer, model, ones)
+    model.head.trainable = False
+    rest = {path: g for path, g in ones.items() if path not in HEAD}
+    stepper(optimizer, model, "eager")(rest)
+    expected = {p: w - (p not in HEAD) for p, w in initial_weights().items()}
+    for path, weight in everything.items():
+        np.testing.assert_allclose(numpy_of(weight), expected[path], rtol=1e-6)
+    assert not any(np.any(value) for value in sums(optimizer).values())
+
+
+def test_a_frozen_group_has_no_accumulators_and_the_plan_counts_what_there_is() -> None:
+    model = make_model()
+    case = next(case for case in RULES if case.name == "adam")
+    options = {"gradient_accumulation_steps": 2, "ema": kgo.SWA()}
+    optimizer = case.optimizer(model, frozen=["backbone"], **options)
+    preview = {v.path: v.state_bytes for v in optimizer.plan.variables}
+    for given in batch(case, 0)[1]:
+        take_step(optimizer, model, given)
+    assert sorted(sums(optimizer)) == sorted(HEAD)
+    assert {v.path: v.state_bytes for v in optimizer.plan.variables} == preview
+    beside = [v for v in optimizer.variables if v.shape != ()]
+    of_gain = [v for v in optimizer.variables if "gain" in v.path]
+    held = sum(4 * int(np.prod(v.shape)) for v in [*beside, *of_gain])
+    assert sum(preview.values()) == held
+    assert_same(
+        {p: w for p, w in weights_of(model).items() if p not in HEAD},
+        {p: w for p, w in initial_weights().items() if p not in HEAD},
+    )
+
+
+# A window left open ---------------------------------------------------------------------------
+
+
+def fitted(callbacks: Sequence[Any] = (), epochs: int = 2, **options: Any) -> Any:
+    """A weight after epochs of the gradients 1 to 5, two of which make a step."""
+    model = towers("weight")
+    model.compile(
+        kgo.GroupedOptimizer(
+            model=model,
+            rule="sgd",
+            learning_rate=1.0,
+            **{"gradient_accumulation_steps": 2, **options},
+        ),
+        loss=mean_output,
+    )
+    x = np.arange(1.0, 6.0, dtype="float32")[:, None]
+    settings = {"batch_size": 1, "epochs": epochs, "shuffle": False, "verbose": 0}
+    model.fit(x, 0 * x, callbacks=list(callbacks), **settings)
+    weight = float(numpy_of(model.trainable_variables[0]).squeeze())
+    return weight, int(numpy_of(model.optimizer.iterations)), model
+
+
+def test_a_window_carries_over_into_the_next_epoch_or_is_flushed() -> None:
+    # (1, 2), (3, 4), (5, 1), (2, 3), (4, 5) or (1, 2), (3, 4), (5) twice.
+    assert fitted()[:2] == (-15.0, 5)
+    assert fitted([kgo.FlushAccumulation()])[:2] == (-20.0, 6)
+    weight, iterations, model = fitted(epochs=1)
+    assert (weight, iterations) == (-5.0, 2)
+    assert model.optimizer.flush()
+    assert float(numpy_of(model.trainable_variables[0]).squeeze()) == -10.0
+    before = state_of(model.optimizer)
+    assert not model.optimizer.flush()
+    assert_same(state_of(model.optimizer), before)
+
+
+@both_ways
+@pytest.mark.usefixtures("missing_is_expected")
+def test_a_flush_moves_what_came_in_its_window_whatever_came_before(way: str) -> None:
+    """Steps with and without a gradient of the head: each is compiled, and any may be the last."""
+    case = next(case for case in RULES if case.name == "sgd_momentum")
+    whole, parts = make_model(), make_model()
+    plain = case.optimizer(whole, **EVERYTHING)
+    optimizer = case.optimizer(parts, **EVERYTHING, gradient_accumulation_steps=3)
+    step = stepper(optimizer, parts, way)
+    full = {path: _on_grid(g) for path, g in gradients(0).items()}
+    # A gradient that is zero is one: the weight decays.
+    full["backbone/bias"][:] = 0.0
+    part = full | dict.fromkeys(HEAD)
+    for window in ([part, full, full], [part], [full]):
+        for given in window:
+            step(given)
+        optimizer.flush()
+    for given in (full | {p: full[p] * np.float32(2 / 3) for p in HEAD}, part, full):
+        take_step(plain, whole, given)
+    assert_close(weights_of(parts), weights_of(whole), 5e-6)
+    assert counters_of(optimizer) == {3}
+
+
+def test_flushing_needs_a_grouped_optimizer_and_nothing_else() -> None:
+    assert fitted([kgo.FlushAccumulation()], gradient_accumulation_steps=None)[:2] == (-30.0, 10)
+    model = towers("weight")
+    model.compile("sgd", loss=mean_output)
+    with pytest.raises(TypeError, match=r"needs a GroupedOptimizer. Received: SGD"):
+        model.fit(np.ones((1, 1)), np.ones((1, 1)), callbacks=[kgo.FlushAccumulation()], verbose=0)
+
+
+def _loaded(path: Any) -> Any:
+    return keras.saving.load_model(path)
+
+
+def _loaded_into_new(path: Any) -> Any:
+    model = make_model()
+    model.compile(open_window(model), loss="mse")
+    model.load_weights(path)
+    return model
+
+
+def open_window(model: Any) -> Any:
+    case = next(case for case in RULES if case.name == "adam")
+    options = {"ema": kgo.EMA(0.5, every=2), "gradient_accumulation_steps": 3}
+    return case.optimizer(model, **EVERYTHING | options)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "load"), [(".keras", _loaded), (".weights.h5", _loaded_into_new)]
+)
+@pytest.mark.parametrize("flush", [False, True], ids=["goes on", "is flushed"])
+def test_a_window_saved_open_goes_on_where_it_was(
+    suffix: str, load: Callable[[Any], Any], flush: bool, tmp_path: Any
+) -> None:
+    model = make_model()
+    model.compile(open_window(model), loss="mse")
+    for number in range(5):
+        take_step(model.optimizer, model, gradients(number))
+    assert int(numpy_of(model.optimizer.micro_batches)) == 2
+    (model.save if suffix == ".keras" else model.save_weights)(tmp_path / f"model{suffix}")
+    again = load(tmp_path / f"model{suffix}")
+    for each in (model, again):
+        each.optimizer.build(each.trainable_variables)
+        if flush:
+            assert each.optimizer.flush()
+        for number in range(5, 9):
+            take_step(each.optimizer, each, gradients(number))
+    assert_same(weights_of(again), weights_of(model))
+    assert_same(state_of(again.optimizer), state_of(model.optimizer))
+
+
+def test_state_without_a_window_empties_the_one_that_is_open(tmp_path: Any) -> None:
+    case = next(case for case in RULES if case.name == "sgd_momentum")
+    model, other = make_model(), make_model()
+    for each, steps in ((model, None), (other, 2)):
+        each.compile(case.optimizer(each, gradient_accumulation_steps=steps), loss="mse")
+        take_step(each.optimizer, each, gradients(0))
+    model.save_weights(tmp_path / "model.weights.h5")
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert int(numpy_of(other.optimizer.micro_batches)) == 0
+    mean, micro = batch(case, 1)
+    take_step(model.optimizer, model, mean)
+    for given in micro:
+        take_step(other.optimizer, other, given)
+    assert_same(weights_of(other), weights_of(model))
+
+
+# Declared, and refused ------------------------------------------------------------------------
+
+STEPS = "`gradient_accumulation_steps` must be an integer >= 2"
+SAMPLES = "`sample_count` must be a positive finite number"
+REFUSED = [
+    *((value, ValueError) for value in (0, 1, -2)),
+    *((value, TypeError) for value in (2.5, "4", True, [2])),
+]
+
+
+@pytest.mark.parametrize(("value", "error"), REFUSED, ids=str)
+def test_a_number_of_micro_batches_that_is_none_is_refused(
+    value: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error) as caught:
+        kgo.GroupedOptimizer(gradient_accumulation_steps=value)
+    assert f"{STEPS}. Received: gradient_accumulation_steps={value!r}" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "said"),
+    [
+        (-1, ValueError, f"{SAMPLES}. Received: sample_count=-1 in `apply`"),
+        (0, ValueError, SAMPLES),
+        (float("nan"), ValueError, SAMPLES),
+        ("4", TypeError, SAMPLES),
+        (True, TypeError, SAMPLES),
+        (np.ones(2), TypeError, SAMPLES),
+        (keras.ops.ones((2,)), ValueError, "`sample_count` must be a scalar"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_sample_count_that_is_none_is_refused_and_loses_nothing(
+    value: Any, error: type[Exception], said: str
+) -> None:
+    model = make_model()
+    optimizer = kgo.GroupedOptimizer(model=model, gradient_accumulation_steps=2)
+    step = stepper(optimizer, model, "eager")
+    step(gradients(0), 2)
+    before = state_of(optimizer)
+    with pytest.raises(error) as caught:
+        step(gradients(1), value)
+    assert said in str(caught.value)
+    assert_same(state_of(optimizer), before)
+
+
+@pytest.mark.parametrize("first", [None, 3], ids=["without first", "with first"])
+def test_a_window_with_and_without_sample_counts_is_refused_and_loses_nothing(
+    first: Any,
+) -> None:
+    model = make_model()
+    optimizer = kgo.GroupedOptimizer(model=model, gradient_accumulation_steps=2)
+    step, other = stepper(optimizer, model, "eager"), 3 if first is None else None
+    step(gradients(0), first)
+    before = state_of(optimizer)
+    with pytest.raises(ValueError, match=r"with every micro-batch .* or with none.*flush\(\)"):
+        step(gradients(1), other)
+    assert_same(state_of(optimizer), before)
+    # The next window may be of the other kind, whether the last one was flushed or full.
+    assert optimizer.flush()
+    for count in (other, other, first, first, other, other):
+        step(gradients(1), count)
+    assert int(numpy_of(optimizer.iterations)) == 4
+
+
+def test_flush_needs_a_built_optimizer() -> None:
+    with pytest.raises(ValueError, match="`flush` needs a built optimizer"):
+        kgo.GroupedOptimizer(gradient_accumulation_steps=2).flush()
+
+
+def test_a_config_keeps_the_number_of_micro_batches() -> None:
+    config = kgo.GroupedOptimizer(gradient_accumulation_steps=np.int64(4)).get_config()
+    assert config["gradient_accumulation_steps"] == 4
+    assert kgo.GroupedOptimizer.from_config(config).gradient_accumulation_steps == 4
+    with pytest.raises(AttributeError, match="fixed at construction"):
+        kgo.GroupedOptimizer.from_config(config).gradient_accumulation_steps = 2

@@ -1,0 +1,327 @@
+"""Gradients that are not finite: the step is skipped as a whole, counted, and told of."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from cases import (
+    DECAY,
+    RATE,
+    by_path,
+    gradients,
+    initial_weights,
+    make_model,
+    numpy_of,
+    stairs,
+    tensors_of,
+    weights_of,
+)
+from chosen_gradients import fit, mean_output, towers, weights
+from comparing import assert_same, compiled_step, counters_of, state_of
+
+import keras_groupopt as kgo
+
+# The one gradient that is not finite, by path, and the group that is named.
+AT_FAULT: dict[str, tuple[Mapping[str, float], str]] = {
+    "inf in the first group": ({"backbone/bias": np.inf}, "backbone"),
+    "NaN in the last group": ({"head/kernel": np.nan}, "head"),
+    "-inf and NaN in both": ({"head/gain": -np.inf, "backbone/kernel": np.nan}, "backbone"),
+    "a norm beyond float32": ({"head/kernel": 1e30}, "head"),
+    "norms beyond float32 together": ({"backbone/bias": 1.5e19, "head/bias": 1.6e19}, "head"),
+}
+# All that a step may move, with each kind of clipping.
+CLIPPINGS: dict[str, dict[str, Any]] = {
+    "global_clipnorm": {"global_clipnorm": 1.0},
+    "clipnorm": {"clipnorm": 1.0},
+    "clipvalue": {"clipvalue": 0.5},
+    "none": {},
+}
+
+
+def optimizer_of(model: Any, **options: Any) -> kgo.GroupedOptimizer:
+    groups = [
+        kgo.Group("backbone", "backbone", rule="nadam", learning_rate_ratio=0.5),
+        kgo.Group("head", "head", rule=kgo.rule("sgd", momentum=0.5)),
+    ]
+    everything = {
+        "learning_rate": stairs(RATE),
+        "weight_decay": DECAY,
+        "anchor": "initial",
+        "ema": kgo.EMA(0.5, warmup=True),
+    }
+    optimizer = kgo.GroupedOptimizer(groups, model=model, **everything | options)
+    optimizer.build(model.trainable_variables)
+    return optimizer
+
+
+def with_fault(given: Mapping[str, np.ndarray], fault: Mapping[str, float]) -> dict[str, Any]:
+    """Gradients whose first element is another, at some paths."""
+    changed = {path: np.array(value) for path, value in given.items()}
+    for path, value in fault.items():
+        changed[path].flat[0] = value
+    return changed
+
+
+def state_without_guard(optimizer: Any) -> dict[str, np.ndarray]:
+    own = ("@skipped_steps", "@first_nonfinite_group")
+    return {key: value for key, value in state_of(optimizer).items() if key not in own}
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "clipping"),
+    [
+        *zip(AT_FAULT, ["eager"] * 5, [*CLIPPINGS, "none"], strict=True),
+        ("-inf and NaN in both", "compiled", "global_clipnorm"),
+        ("norms beyond float32 together", "compiled", "clipnorm"),
+    ],
+)
+def test_a_step_that_is_not_finite_leaves_all_state_to_the_bit(
+    name: str, way: str, clipping: str
+) -> None:
+    fault, group = AT_FAULT[name]
+    model, other = make_model(), make_model()
+    optimizer = optimizer_of(model, **CLIPPINGS[clipping])
+    steps = []
+    for each, own in ((model, optimizer), (other, optimizer_of(other, **CLIPPINGS[clipping]))):
+        variables = by_path(each)
+        compiled, traces = compiled_step(own, list(variables.values()))
+        if way == "eager":
+
+            def step(values: Any, own: Any = own, variables: Any = variables) -> None:
+                own.apply(values, list(variables.values()))
+        else:
+            step = compiled
+        steps.append((step, variables, traces))
+    (step, variables, traces), (plain, others, _) = steps
+    step(tensors_of(gradients(0), variables))
+    assert optimizer.first_nonfinite_group is None
+    before, state = weights_of(model), state_without_guard(optimizer)
+    for number in range(2):
+        step(tensors_of(with_fault(gradients(1), fault), variables))
+        assert int(numpy_of(optimizer.skipped_steps)) == number + 1
+    assert optimizer.first_nonfinite_group == group
+    assert_same(weights_of(model), before)
+    assert_same(state_without_guard(optimizer), state)
+    assert counters_of(optimizer) == {1}
+    # It goes on as if they had not been.
+    step(tensors_of(gradients(2), variables))
+    for number in (0, 2):
+        plain(tensors_of(gradients(number), others))
+    assert_same(weights_of(model), weights_of(other))
+    assert way == "eager" or traces() == 1
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_a_norm_that_only_its_own_precision_could_not_hold_is_clipped(dtype: str) -> None:
+    """K17: the norm of gradients of 400 is beyond float16, that of 1e18 is not beyond float32."""
+    model = towers("a", "b", dtype=dtype)
+    optimizer = kgo.GroupedOptimizer(
+        {"a": "a", "b": "b"}, model=model, rule="sgd", learning_rate=1.0, global_clipnorm=1.0
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Weights in float16/bfloat16")
+        optimizer.build(model.trainable_variables)
+    size = 400.0 if dtype == "float16" else 1e18
+    given = [keras.ops.full((1, 1), size * part, dtype=dtype) for part in (0.6, 0.8)]
+    optimizer.apply(given, model.trainable_variables)
+    assert weights(model) == {
+        "a/kernel": pytest.approx(-0.6, rel=2e-3),
+        "b/kernel": pytest.approx(-0.8, rel=2e-3),
+    }
+    assert int(numpy_of(optimizer.skipped_steps)) == 0
+
+
+def test_what_is_frozen_or_propagates_is_not_looked_at() -> None:
+    model = make_model()
+    groups = [kgo.Group("backbone", "backbone", frozen=True)]
+    optimizer = kgo.GroupedOptimizer(groups, model=model, rule="sgd")
+    given = with_fault(gradients(0), {"backbone/bias": np.inf})
+    optimizer.apply(tensors_of(given, by_path(model)), model.trainable_variables)
+    assert int(numpy_of(optimizer.skipped_steps)) == 0
+    assert int(numpy_of(optimizer.iterations)) == 1
+    model = make_model()
+    optimizer = optimizer_of(model, on_nonfinite="propagate")
+    optimizer.apply(tensors_of(given, by_path(model)), model.trainable_variables)
+    assert optimizer.skipped_steps == 0
+    assert optimizer.first_nonfinite_group is None
+    assert np.isnan(weights_of(model)["backbone/bias"][0])
+    assert np.isfinite(weights_of(model)["head/kernel"]).all()
+    assert not [key for key in state_of(optimizer) if "nonfinite" in key or "skipped" in key]
+
+
+@pytest.mark.backends("tensorflow", reason="sparse gradients")
+@pytest.mark.parametrize("values", [[[np.inf], [1.0]], [[1e19], [1e19]]], ids=["inf", "sum"])
+def test_a_sparse_gradient_is_looked_at_with_repeated_rows_summed(values: Any) -> None:
+    import tensorflow as tf
+
+    table = keras.Variable(np.ones((3, 1), "float32"), name="table")
+    optimizer = kgo.GroupedOptimizer(rule="sgd")
+    optimizer.build([table])
+    slices = tf.IndexedSlices(
+        tf.constant(values, tf.float32), tf.constant([2, 2]), tf.constant([3, 1])
+    )
+    for step in (optimizer.apply, tf.function(lambda given: optimizer.apply(given, [table]))):
+        step([slices])
+    assert int(numpy_of(optimizer.skipped_steps)) == 2
+    np.testing.assert_array_equal(numpy_of(table), np.ones((3, 1)))
+
+
+def test_under_loss_scaling_a_norm_that_overflows_once_unscaled_is_skipped_too() -> None:
+    model = towers("a", "b")
+    inner = kgo.GroupedOptimizer(
+        {"a": "a", "b": "b"}, model=model, rule="sgd", learning_rate=1.0, global_clipnorm=1.0
+    )
+    outer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=1.0)
+    model.compile(outer, loss=mean_output)
+    # Each element is finite, so Keras lets it pass; what is not, Keras drops before we see it.
+    for given in ([1e25, 1.0], [np.inf, 1.0]):
+        fit(model, given)
+        assert weights(model) == {"a/kernel": 0.0, "b/kernel": 0.0}
+        assert int(numpy_of(inner.skipped_steps)) == 1
+    fit(model, [3.0, 4.0])
+    assert weights(model) == {"a/kernel": pytest.approx(-0.6), "b/kernel": pytest.approx(-0.8)}
+    assert int(numpy_of(inner.iterations)) == 1
+    assert inner.first_nonfinite_group == "a"
+
+
+# Raised and told of ---------------------------------------------------------------------------
+
+
+def test_an_eager_step_raises_at_once_and_names_the_first_group() -> None:
+    model = make_model()
+    optimizer = optimizer_of(model, on_nonfinite="raise")
+    state = state_without_guard(optimizer)
+    for name, (fault, group) in AT_FAULT.items():
+        given = tensors_of(with_fault(gradients(0), fault), by_path(model))
+        with pytest.raises(FloatingPointError, match=f'first in group "{group}". The step was'):
+            optimizer.apply(given, model.trainable_variables)
+        assert_same(weights_of(model), initial_weights())
+        assert_same(state_without_guard(optimizer), state), name
+    assert int(numpy_of(optimizer.skipped_steps)) == len(AT_FAULT)
+    optimizer.check_finite()
+
+
+def data(*rows: tuple[float, float]) -> tuple[list[np.ndarray], np.ndarray]:
+    """For each batch, the gradients of two towers."""
+    columns = np.float32(rows).T[..., None]
+    return list(columns), np.zeros((len(rows), 1), "float32")
+
+
+class Batches(keras.callbacks.Callback):
+    """Counts the batches that ended."""
+
+    count = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize("logged", [False, True], ids=["alone", "GroupLogger"])
+def test_fit_raises_for_the_group_and_leaves_a_model_that_trains_on(
+    logged: bool, backend: str
+) -> None:
+    model = towers("a", "b")
+    optimizer = kgo.GroupedOptimizer(
+        {"a": "a", "b": "b"}, model=model, rule="sgd", learning_rate=1.0, on_nonfinite="raise"
+    )
+    model.compile(optimizer, loss=mean_output)
+    batches = Batches()
+    callbacks = [batches, *([kgo.GroupLogger()] if logged else [])]
+    x, y = data((1.0, 2.0), (1.0, np.nan), (1.0, 2.0), (1.0, 2.0))
+    options = {"batch_size": 1, "shuffle": False, "verbose": 0}
+    with pytest.raises(FloatingPointError, match='first in group "b"'):
+        model.fit(x, y, callbacks=callbacks, **options)
+    # On torch a step is not compiled, and raises itself.
+    done, seen = (1, 1) if backend == "torch" else (1, 2) if logged else (3, 4)
+    assert batches.count == seen
+    assert weights(model) == {"a/kernel": -1.0 * done, "b/kernel": -2.0 * done}
+    assert int(numpy_of(optimizer.skipped_steps)) == 1
+    np.testing.assert_allclose(model.predict(data((1.0, 1.0))[0], verbose=0), [[-3.0 * done]])
+    model.fit(*data((1.0, 2.0)), callbacks=callbacks, **options)
+    assert weights(model) == {"a/kernel": -1.0 * (done + 1), "b/kernel": -2.0 * (done + 1)}
+
+
+def test_group_logger_warns_of_skipped_steps_and_logs_them_on_request() -> None:
+    model = towers("a", "b")
+    optimizer = kgo.GroupedOptimizer({"a": "a", "b": "b"}, model=model, rule="sgd")
+    model.compile(optimizer, loss=mean_output)
+    options = {"batch_size": 1, "shuffle": False, "verbose": 0}
+    finite, broken = data((1.0, 2.0), (1.0, 2.0)), data((1.0, np.inf), (np.inf, 2.0))
+    for given, skipped, total in ((finite, 0, 0), (broken, 2, 2), (finite, 0, 2), (broken, 2, 4)):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            history = model.fit(*given, callbacks=[kgo.GroupLogger(skipped=True)], **options)
+        told = [str(each.message) for each in said if "not finite" in str(each.message)]
+        assert len(told) == bool(skipped)
+        if told:
+            assert "2 steps of epoch 1 were skipped" in told[0]
+            assert 'in the last of them first in group "a"' in told[0]
+        assert history.history["skipped_steps"] == [total]
+    plain = towers("a")
+    plain.compile("sgd", loss=mean_output)
+    with pytest.raises(TypeError, match=r"`GroupLogger\(skipped=True\)` needs a GroupedOptimizer"):
+        fit(plain, callbacks=[kgo.GroupLogger(skipped=True)])
+
+
+@pytest.mark.parametrize("value", ["ignore", "Skip", None, True])
+def test_another_policy_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r'one of "skip", "propagate", "raise"\. Received: on_n'):
+        kgo.GroupedOptimizer(on_nonfinite=value)
+
+
+def test_the_policy_is_declared_once_and_kept_by_a_config() -> None:
+    optimizer = kgo.GroupedOptimizer(on_nonfinite="raise")
+    assert kgo.GroupedOptimizer.from_config(optimizer.get_config()).on_nonfinite == "raise"
+    with pytest.raises(AttributeError, match="`on_nonfinite` is fixed at construction"):
+        optimizer.on_nonfinite = "skip"
+
+
+# Compiled as one ------------------------------------------------------------------------------
+
+
+@pytest.mark.backends("torch", reason="torch.compile")
+def test_torch_compiles_a_step_without_a_break_and_gets_the_eager_numbers() -> None:
+    import torch
+
+    torch._dynamo.reset()
+    results = []
+    for compiled in (False, True):
+        model = towers("a", "b")
+        optimizer = kgo.GroupedOptimizer(
+            {"a": "a", "b": "b"},
+            model=model,
+            rule="sgd",
+            learning_rate=1.0,
+            global_clipnorm=1.0,
+            gradient_accumulation_steps=2,
+            ema=kgo.EMA(0.5, every=2, start=1),
+            on_nonfinite="raise",
+        )
+        optimizer.build(model.trainable_variables)
+        # Weights that are set after the build are what averages begin at.
+        model.set_weights([np.full((1, 1), 8.0), np.full((1, 1), -8.0)])
+
+        def step(values: Any, own: Any = optimizer, model: Any = model) -> None:
+            own.apply(values, model.trainable_variables)
+
+        if compiled:
+            step = torch.compile(step, backend="eager", fullgraph=True)
+        for given in ((3.0, 4.0), (np.inf, 1.0), (3.0, 4.0), *[(1.0, 2.0)] * 4):
+            try:
+                step([keras.ops.full((1, 1), value) for value in given])
+            except FloatingPointError:
+                assert not compiled
+        if compiled:
+            with pytest.raises(FloatingPointError, match='first in group "a"'):
+                optimizer.check_finite()
+        results.append((weights(model), state_of(optimizer)))
+    assert results[1][0] == pytest.approx(results[0][0], rel=1e-6)
+    for key, value in results[0][1].items():
+        np.testing.assert_allclose(results[1][1][key], value, rtol=1e-6, err_msg=key)
+    assert int(results[1][1]["@iterations"]) == 3
+    assert int(results[1][1]["@skipped_steps"]) == 1

@@ -727,6 +727,22 @@ def test_statistics_are_averaged_at_the_end_of_epochs_as_far_as_the_weights(opti
         np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_statistics_begin_anew_with_averages_that_are_not_in_the_state_that_is_loaded():
+    without = network(ema=None)
+    train(without)
+    model = network(ema=kgo.EMA(0.5))
+    train(model, 2, callbacks=[kgo.UseAveragedWeights()])
+    model.optimizer.load_state_dict(without.optimizer.state_dict())
+    first = statistics(model)
+    with kgo.averaged_weights(model):
+        assert_equal(statistics(model), first)
+    train(model, callbacks=[kgo.UseAveragedWeights()])
+    last = statistics(model)
+    with kgo.averaged_weights(model):
+        for value, start, end in zip(statistics(model), first, last, strict=True):
+            np.testing.assert_allclose(value, start / 8 + end * 7 / 8, rtol=1e-5, atol=1e-6)
+
+
 def test_without_the_callback_or_with_raw_the_statistics_are_those_of_the_weights():
     model = network()
     train(model, callbacks=[kgo.UseAveragedWeights()])

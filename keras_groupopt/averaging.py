@@ -206,6 +206,7 @@ class Averages:
         self.made.assign(0)
         self.begins = step
         self.settled = False
+        self.statistics, self.statistics_made = {}, None
 
 
 def copy_into_weights(pairs: Sequence[Pair]) -> None:

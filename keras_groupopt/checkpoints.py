@@ -71,18 +71,11 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if name.endswith(".npz"):
         with state.opened(name) as arrays:
             return state.read_manifest(arrays)
-    try:
-        with _opened(name) as files:
-            for file in files:
-                found = _manifest_place(file)
-                if found is not None:
-                    return state.read_manifest(_Group(file[found]))
-    except Exception as error:  # a damaged file may make h5py and zipfile raise anything
-        if "optimizer state" in str(error):
-            raise
-        raise ValueError(
-            f"`path` must be a whole file. Received: path={name!r}: {error}"
-        ) from error
+    with _telling_of_damage(name), _opened(name) as files:
+        for file in files:
+            found = _manifest_place(file)
+            if found is not None:
+                return state.read_manifest(_Group(file[found]))
     raise ValueError(
         "`path` must hold the state of a GroupedOptimizer. Received: "
         f"path={name!r}, which holds none. Was the model compiled with one, and trained or built, "
@@ -103,7 +96,8 @@ def read_state(path: Path) -> state.Saved | None:
         FileNotFoundError: If there is no such file.
         ValueError: If it is another kind of file, or is damaged.
     """
-    with _opened(_checked(path)) as files:
+    name = _checked(path)
+    with _telling_of_damage(name), _opened(name) as files:
         for file in files:
             place = _manifest_place(file)
             if place is not None:
@@ -231,6 +225,19 @@ def _verify(name: str) -> bool:
     if wrong:
         raise ValueError(f"the checksum of a weight of shape {wrong[0]} in it differs")
     return found is not None
+
+
+@contextlib.contextmanager
+def _telling_of_damage(name: str) -> Iterator[None]:
+    """Makes one error of what reading a file that is not whole may raise: anything."""
+    try:
+        yield
+    except Exception as error:
+        if "optimizer state" in str(error):
+            raise
+        raise ValueError(
+            f"`path` must be a whole file. Received: path={name!r}: {error}"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from keras_groupopt import _compat
+from keras_groupopt import _compat, kernels
 from keras_groupopt.parts import Parts
 from keras_groupopt.state import keys
 from keras_groupopt.state.manifest import manifest_of
@@ -33,7 +33,9 @@ class LayoutVariable(keras.Variable):
     def stand_for(self, digest: int) -> None:
         """Sets the layout, when the optimizer is built."""
         self._digest = digest
-        super().assign(digest)
+        # Keras' LossScaleOptimizer builds while TensorFlow compiles the step.
+        with kernels.outside_compiled_step():
+            super().assign(digest)
 
     def check(self, value: Any) -> bool:
         """Returns whether `value` is to be assigned.

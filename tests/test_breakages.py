@@ -209,3 +209,19 @@ def test_an_error_never_prints_weights(make, message):
     with pytest.raises(TypeError, match=message) as caught:
         make(model)
     assert len(str(caught.value)) < 400
+
+
+def test_the_average_of_a_layer_new_to_a_resumed_run_starts_at_its_weights(tmp_path):
+    model = two_layers()
+    model.get_layer("enc").trainable = False
+    fit(compiled(model, ema=kgo.EMA(0.5))).save_weights(tmp_path / "run.weights.h5")
+    resumed = compiled(two_layers(), ema=kgo.EMA(0.5))
+    resumed.set_weights([value + 1.0 for value in weights(resumed)])
+    resumed.optimizer.build(resumed.trainable_variables)
+    with kgo.resuming(strict=False):
+        resumed.load_weights(tmp_path / "run.weights.h5")
+    with kgo.averaged_weights(resumed):
+        averaged = weights(resumed)
+    np.testing.assert_array_equal(averaged[0], weights(model)[0])
+    with kgo.averaged_weights(model):
+        np.testing.assert_array_equal(averaged[2], weights(model)[2])

@@ -120,6 +120,8 @@ def give(
     # The weights that come with the state are where a run that has not begun starts from.
     fresh = [keys.parse(key) for key in report.fresh if not_begun]
     parts.due_anchors = frozenset(str(key.owner) for key in fresh if key.slot == keys.ANCHOR)
+    fresh = [keys.parse(key) for key in report.fresh]
+    parts.due_averages = frozenset(str(key.owner) for key in fresh if key.slot == keys.AVERAGE)
     _settle(parts, pairs, saved.values[keys.ITERATIONS])
     _tell(report, saved.values)
     terms.report.fill(report)

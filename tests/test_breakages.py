@@ -225,3 +225,26 @@ def test_the_average_of_a_layer_new_to_a_resumed_run_starts_at_its_weights(tmp_p
     np.testing.assert_array_equal(averaged[0], weights(model)[0])
     with kgo.averaged_weights(model):
         np.testing.assert_array_equal(averaged[2], weights(model)[2])
+
+
+def with_statistics(name: str) -> keras.Model:
+    layers = [keras.layers.Dense(3, name="enc"), keras.layers.BatchNormalization(name="norm")]
+    body = keras.Sequential([keras.Input((4,)), *layers], name=name)
+    model = keras.Sequential([keras.Input((4,)), body, keras.layers.Dense(2, name="head")])
+    return compiled(model, rule="sgd", learning_rate=0.1, ema=kgo.EMA(0.9))
+
+
+def test_averages_of_statistics_follow_a_renamed_layer(tmp_path):
+    model = with_statistics("old")
+    model.fit(X, Y, verbose=0, callbacks=[kgo.UseAveragedWeights()])
+    model.save_weights(tmp_path / "run.weights.h5")
+    renamed = with_statistics("new")
+    with kgo.resuming(renames={"old": "new"}):
+        renamed.optimizer.build(renamed.trainable_variables)
+        renamed.load_weights(tmp_path / "run.weights.h5")
+    assert not np.array_equal(weights(renamed)[4], np.zeros(3))
+    for each in (model, renamed):
+        with kgo.averaged_weights(each):
+            each.averaged = weights(each)
+    for value, expected in zip(renamed.averaged, model.averaged, strict=True):
+        np.testing.assert_array_equal(value, expected)

@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_groupopt import config, wording
 from keras_groupopt.parts import Parts
-from keras_groupopt.state import keys
+from keras_groupopt.state import keys, renames
 from keras_groupopt.state.manifest import manifest_of
 from keras_groupopt.state.matching import Report, match
 
@@ -95,7 +95,9 @@ def give(
     terms = Terms() if terms is None else terms
     averages = parts.averages
     # A callback makes these, which may come later than the state.
-    undo = None if averages is None else averages.expect_statistics(saved.values)
+    undo = None if averages is None else averages.expect_statistics(
+        {renames.new_key(key, terms.renames): value for key, value in saved.values.items()}
+    )
     entries = keys.entries_of(optimizer, parts)
     expected = manifest_of(entries, parts.plan)
     try:

@@ -248,3 +248,22 @@ def test_averages_of_statistics_follow_a_renamed_layer(tmp_path):
             each.averaged = weights(each)
     for value, expected in zip(renamed.averaged, model.averaged, strict=True):
         np.testing.assert_array_equal(value, expected)
+
+
+def test_the_state_in_a_file_is_the_models_and_not_that_of_a_compiled_layer(tmp_path):
+    body = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="enc")], name="body")
+    compiled(body, ema=kgo.EMA(0.5)).fit(X, X[:, :3], verbose=0)
+    model = keras.Sequential([keras.Input((4,)), body, keras.layers.Dense(2, name="head")])
+    fit(compiled(model, ema=kgo.EMA(0.5)), 3)
+    with kgo.averaged_weights(model):
+        averaged = weights(model)
+    for name in ("model.keras", "model.weights.h5"):
+        path = tmp_path / name
+        model.save(path) if name.endswith(".keras") else model.save_weights(path)
+        manifest = kgo.read_manifest(path)
+        assert manifest["iterations"] == 3
+        assert "body/enc/kernel" in manifest["groups"]["default"]["variables"]
+        other = compiled(keras.models.clone_model(model), ema=kgo.EMA(0.5))
+        kgo.load_averages(other, path)
+        for value, expected in zip(weights(other), averaged, strict=True):
+            np.testing.assert_array_equal(value, expected)

@@ -71,17 +71,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if name.endswith(".npz"):
         with state.opened(name) as arrays:
             return state.read_manifest(arrays)
-    try:
-        with _opened(name) as files:
-            group = _state_in(files)
-            if group is not None:
-                return state.read_manifest(group)
-    except Exception as error:  # a damaged file may make h5py and zipfile raise anything
-        if "optimizer state" in str(error):
-            raise
-        raise ValueError(
-            f"`path` must be a whole file. Received: path={name!r}: {error}"
-        ) from error
+    with _whole(name), _opened(name) as files:
+        group = _state_in(files)
+        if group is not None:
+            return state.read_manifest(group)
     raise ValueError(
         "`path` must hold the state of a GroupedOptimizer. Received: "
         f"path={name!r}, which holds none. Was the model compiled with one, and trained or built, "
@@ -102,7 +95,8 @@ def read_state(path: Path) -> state.Saved | None:
         FileNotFoundError: If there is no such file.
         ValueError: If it is another kind of file, or is damaged.
     """
-    with _opened(_checked(path)) as files:
+    name = _checked(path)
+    with _whole(name), _opened(name) as files:
         group = _state_in(files)
         return None if group is None else state.read(group)
 
@@ -226,6 +220,19 @@ def _verify(name: str) -> bool:
     if wrong:
         raise ValueError(f"the checksum of a weight of shape {wrong[0]} in it differs")
     return found is not None
+
+
+@contextlib.contextmanager
+def _whole(name: str) -> Iterator[None]:
+    """Says of which file it is where that cannot be read."""
+    try:
+        yield
+    except Exception as error:  # a damaged file may make h5py and zipfile raise anything
+        if "optimizer state" in str(error):
+            raise
+        raise ValueError(
+            f"`path` must be a whole file. Received: path={name!r}: {error}"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -95,9 +95,10 @@ def give(
     terms = Terms() if terms is None else terms
     averages = parts.averages
     # A callback makes these, which may come later than the state.
-    undo = None if averages is None else averages.expect_statistics(
-        {renames.new_key(key, terms.renames): value for key, value in saved.values.items()}
-    )
+    undo = None
+    if averages is not None:
+        named = {renames.new_key(key, terms.renames): v for key, v in saved.values.items()}
+        undo = averages.expect_statistics(named)
     entries = keys.entries_of(optimizer, parts)
     expected = manifest_of(entries, parts.plan)
     try:

@@ -267,3 +267,19 @@ def test_the_state_in_a_file_is_the_models_and_not_that_of_a_compiled_layer(tmp_
         kgo.load_averages(other, path)
         for value, expected in zip(weights(other), averaged, strict=True):
             np.testing.assert_array_equal(value, expected)
+
+
+def test_state_goes_to_the_same_variable_of_an_optimizer_without_a_model():
+    body = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="enc")], name="body")
+    model = keras.Sequential([keras.Input((4,)), body, keras.layers.Dense(2, name="head")])
+    fit(compiled(model, rule="adam", ema=kgo.EMA(0.5)), 2)
+    with kgo.averaged_weights(model):
+        averaged = weights(model)
+    optimizer = kgo.GroupedOptimizer(rule="adam", ema=kgo.EMA(0.5))
+    report = kgo.transfer_state(model.optimizer, optimizer)
+    model.compile(optimizer=optimizer, loss="mse")
+    optimizer.build(model.trainable_variables)
+    assert (report.fresh, report.dropped) == ([], [])
+    with kgo.averaged_weights(model):
+        for value, expected in zip(weights(model), averaged, strict=True):
+            np.testing.assert_array_equal(value, expected)

@@ -162,11 +162,7 @@ class Averages:
             found["@ema_momentum"] = self.momentum.variable
         if self.statistics:
             found[_STATISTICS_MADE] = self.statistics_made
-        # A slash would make the path a group's name.
-        return found | {
-            _STATISTICS + urllib.parse.quote(path, safe=""): mean
-            for path, mean in self.statistics.items()
-        }
+        return found | {statistics_key(path): mean for path, mean in self.statistics.items()}
 
     def overwrite(self, pairs: Sequence[Pair], step: Tensor, variables: Sequence[Any]) -> None:
         """Writes the averages into the weights at the steps that Keras' `use_ema` asks for."""
@@ -226,6 +222,12 @@ def statistics_path(key: str) -> str | None:
     if not key.startswith(_STATISTICS):
         return None
     return urllib.parse.unquote(key.removeprefix(_STATISTICS))
+
+
+def statistics_key(path: str) -> str:
+    """Returns the key of the average of the statistic at a layer path."""
+    # A slash would make the path a group's name.
+    return _STATISTICS + urllib.parse.quote(path, safe="")
 
 
 def beside(value: Any) -> Any:

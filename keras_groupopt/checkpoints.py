@@ -71,11 +71,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if name.endswith(".npz"):
         with state.opened(name) as arrays:
             return state.read_manifest(arrays)
-    with _telling_of_damage(name), _opened(name) as files:
-        for file in files:
-            found = _manifest_place(file)
-            if found is not None:
-                return state.read_manifest(_Group(file[found]))
+    with _whole(name), _opened(name) as files:
+        group = _state_in(files)
+        if group is not None:
+            return state.read_manifest(group)
     raise ValueError(
         "`path` must hold the state of a GroupedOptimizer. Received: "
         f"path={name!r}, which holds none. Was the model compiled with one, and trained or built, "
@@ -97,12 +96,9 @@ def read_state(path: Path) -> state.Saved | None:
         ValueError: If it is another kind of file, or is damaged.
     """
     name = _checked(path)
-    with _telling_of_damage(name), _opened(name) as files:
-        for file in files:
-            place = _manifest_place(file)
-            if place is not None:
-                return state.read(_Group(file[place]))
-    return None
+    with _whole(name), _opened(name) as files:
+        group = _state_in(files)
+        return None if group is None else state.read(group)
 
 
 def load_weights(model: Any, path: Path, *, optimizer: bool = True) -> None:
@@ -215,10 +211,9 @@ def _verify(name: str) -> bool:
             raise ValueError(f"the checksum of {bad} in it differs")
     found, wrong = None, []
     with _opened(name) as files:
-        for file in files:
-            place = _manifest_place(file)
-            if place is not None:
-                found = state.read_manifest(_Group(file[place]))
+        group = _state_in(files)
+        if group is not None:
+            found = state.read_manifest(group)
         if found is not None and "weights" in found:
             arrays = (array for file in files for array in _arrays(file))
             wrong = weights.differing(found["weights"], arrays)
@@ -228,11 +223,11 @@ def _verify(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _telling_of_damage(name: str) -> Iterator[None]:
-    """Makes one error of what reading a file that is not whole may raise: anything."""
+def _whole(name: str) -> Iterator[None]:
+    """Says of which file it is where that cannot be read."""
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # a damaged file may make h5py and zipfile raise anything
         if "optimizer state" in str(error):
             raise
         raise ValueError(
@@ -264,13 +259,18 @@ def _is_one(place: Any) -> bool:
     return isinstance(place, str)
 
 
-def _manifest_place(file: h5py.File) -> str | None:
-    """Returns the group that holds a manifest: the optimizer may be inside another one."""
-    return file.visit(lambda name: name[: -len("/@manifest")] if _is_manifest(name) else None)
+def _state_in(files: list[h5py.File]) -> _Group | None:
+    """Returns the state of the model's optimizer, which may be inside another one.
 
-
-def _is_manifest(name: str) -> bool:
-    return name.endswith("/@manifest")
+    A layer that is a compiled model, such as a pretrained backbone, has an optimizer of its own.
+    """
+    places: list[tuple[h5py.File, str]] = []
+    for file in files:
+        names: list[str] = []
+        file.visit(names.append)
+        places += [(file, name) for name in names if name.endswith("/@manifest")]
+    places.sort(key=lambda place: not place[1].startswith("optimizer/"))
+    return _Group(places[0][0][places[0][1].rpartition("/")[0]]) if places else None
 
 
 def _arrays(file: h5py.File) -> Iterator[np.ndarray]:

@@ -144,6 +144,11 @@ class GroupParts:
         if only is None:
             self.anchors_unknown = False
 
+    def average_pairs(self, only: Collection[str]) -> list[tuple[Any, Any]]:
+        """Returns the averages of the paths in `only`, and their variables."""
+        own = zip(self.averages, self.variables, self.planned.variables, strict=True)
+        return [(mean, v) for mean, v, planned in own if mean is not None and planned.path in only]
+
     def drift(self) -> Tensor:
         """Returns `‖w − a‖` over the anchored variables, a float32 scalar."""
         squares = [

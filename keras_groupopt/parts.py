@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_groupopt import kernels
+from keras_groupopt import averaging, kernels
 from keras_groupopt.accumulation import Window
 from keras_groupopt.averaging import Averages, Pair
 from keras_groupopt.finiteness import Guard
@@ -49,6 +49,8 @@ class Parts:
         self.anchors_are_due = False
         # Of state that was matched by path, these paths had no anchor: the same holds for them.
         self.due_anchors: frozenset[str] = frozenset()
+        # Nor an average, which starts as a copy of the weights.
+        self.due_averages: frozenset[str] = frozenset()
         # Positions whose gradients the last traced or eager step received.
         self.received: frozenset[int] | None = None
         # Per group, the places of variables that every step so far brought gradients for.
@@ -131,6 +133,15 @@ class Parts:
         self.plan[name]
         return next(group for group in self.groups if group.name == name)
 
+    @property
+    def due(self) -> tuple[bool, frozenset[str], frozenset[str]]:
+        """What is to be taken from the weights at the next step."""
+        return self.anchors_are_due, self.due_anchors, self.due_averages
+
+    @due.setter
+    def due(self, value: tuple[bool, frozenset[str], frozenset[str]]) -> None:
+        self.anchors_are_due, self.due_anchors, self.due_averages = value
+
     def capture_due(self, iterations: Any, stepping: bool = False) -> None:
         """Takes initial anchors and averages again where weights came after the build.
 
@@ -140,6 +151,12 @@ class Parts:
         """
         if self.averages is not None:
             self.averages.start(self.average_pairs(), iterations, stepping)
+        if self.due_averages:
+            due, self.due_averages = self.due_averages, frozenset()
+            with kernels.outside_compiled_step():
+                averaging.copy_from_weights(
+                    [pair for group in self.groups for pair in group.average_pairs(due)]
+                )
         if self.anchors_are_due or self.due_anchors:
             only = None if self.anchors_are_due else self.due_anchors
             self.anchors_are_due, self.due_anchors = False, frozenset()

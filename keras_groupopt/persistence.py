@@ -193,13 +193,13 @@ def remember(optimizer: Any) -> Callable[[], None]:
     """Returns a function that puts back what loading changes beside the variables."""
     declaration, parts = optimizer._declaration, optimizer._parts
     pending = declaration.pending
-    due = None if parts is None else (parts.anchors_are_due, parts.due_anchors)
+    due = None if parts is None else parts.due
     unknown = [] if parts is None else [group.anchors_unknown for group in parts.groups]
 
     def put_back() -> None:
         declaration.pending = pending
         if parts is not None and due is not None:
-            parts.anchors_are_due, parts.due_anchors = due
+            parts.due = due
             for group, value in zip(parts.groups, unknown, strict=True):
                 group.anchors_unknown = value
 

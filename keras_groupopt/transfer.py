@@ -8,6 +8,7 @@ import keras
 
 from keras_groupopt import state, walk
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
+from keras_groupopt.parts import Parts
 from keras_groupopt.plan import Plan
 from keras_groupopt.state.carried import carried
 
@@ -62,7 +63,7 @@ def transfer_state(old: Any, new: Any) -> state.Report:
             )
         target._accept(state.as_pending(source, pending[0]), terms)
     else:
-        present, plan = _present(target)
+        present, plan = _present(target, parts)
         saved, left_out = carried(state.take(source, parts), parts, present, plan)
         target._accept(saved, terms)
         terms.report.dropped += left_out
@@ -71,15 +72,20 @@ def transfer_state(old: Any, new: Any) -> state.Report:
     return terms.report
 
 
-def _present(optimizer: GroupedOptimizer) -> tuple[dict[int, str], Plan | None]:
+def _present(optimizer: GroupedOptimizer, old: Parts) -> tuple[dict[int, str], Plan | None]:
     """Returns the layer paths by identity that an optimizer has or will have, and its plan."""
     if optimizer._parts is not None:
         return optimizer._parts.paths, optimizer.plan
-    model = optimizer._declaration.live_model(required=False)
-    if model is None or not model.built:
-        return {}, None
-    infos = walk.describe_model(model).infos
-    return {info.identity: info.path for info in infos}, optimizer.plan
+    declaration = optimizer._declaration
+    model = declaration.live_model(required=False)
+    if model is not None and model.built:
+        infos = walk.describe_model(model).infos
+        return {info.identity: info.path for info in infos}, optimizer.plan
+    if model is None and declaration.records is None:
+        # Built without a model, it will take paths from the variables.
+        infos = walk.describe_variables(old.variables).infos
+        return {info.identity: info.path for info in infos}, None
+    return {}, None
 
 
 def _grouped(name: str, optimizer: Any) -> GroupedOptimizer:

@@ -209,3 +209,77 @@ def test_an_error_never_prints_weights(make, message):
     with pytest.raises(TypeError, match=message) as caught:
         make(model)
     assert len(str(caught.value)) < 400
+
+
+def test_the_average_of_a_layer_new_to_a_resumed_run_starts_at_its_weights(tmp_path):
+    model = two_layers()
+    model.get_layer("enc").trainable = False
+    fit(compiled(model, ema=kgo.EMA(0.5))).save_weights(tmp_path / "run.weights.h5")
+    resumed = compiled(two_layers(), ema=kgo.EMA(0.5))
+    resumed.set_weights([value + 1.0 for value in weights(resumed)])
+    resumed.optimizer.build(resumed.trainable_variables)
+    with kgo.resuming(strict=False):
+        resumed.load_weights(tmp_path / "run.weights.h5")
+    with kgo.averaged_weights(resumed):
+        averaged = weights(resumed)
+    np.testing.assert_array_equal(averaged[0], weights(model)[0])
+    with kgo.averaged_weights(model):
+        np.testing.assert_array_equal(averaged[2], weights(model)[2])
+
+
+def with_statistics(name: str) -> keras.Model:
+    layers = [keras.layers.Dense(3, name="enc"), keras.layers.BatchNormalization(name="norm")]
+    body = keras.Sequential([keras.Input((4,)), *layers], name=name)
+    model = keras.Sequential([keras.Input((4,)), body, keras.layers.Dense(2, name="head")])
+    return compiled(model, rule="sgd", learning_rate=0.1, ema=kgo.EMA(0.9))
+
+
+def test_averages_of_statistics_follow_a_renamed_layer(tmp_path):
+    model = with_statistics("old")
+    model.fit(X, Y, verbose=0, callbacks=[kgo.UseAveragedWeights()])
+    model.save_weights(tmp_path / "run.weights.h5")
+    renamed = with_statistics("new")
+    with kgo.resuming(renames={"old": "new"}):
+        renamed.optimizer.build(renamed.trainable_variables)
+        renamed.load_weights(tmp_path / "run.weights.h5")
+    assert not np.array_equal(weights(renamed)[4], np.zeros(3))
+    for each in (model, renamed):
+        with kgo.averaged_weights(each):
+            each.averaged = weights(each)
+    for value, expected in zip(renamed.averaged, model.averaged, strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+def test_the_state_in_a_file_is_the_models_and_not_that_of_a_compiled_layer(tmp_path):
+    body = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="enc")], name="body")
+    compiled(body, ema=kgo.EMA(0.5)).fit(X, X[:, :3], verbose=0)
+    model = keras.Sequential([keras.Input((4,)), body, keras.layers.Dense(2, name="head")])
+    fit(compiled(model, ema=kgo.EMA(0.5)), 3)
+    with kgo.averaged_weights(model):
+        averaged = weights(model)
+    for name in ("model.keras", "model.weights.h5"):
+        path = tmp_path / name
+        model.save(path) if name.endswith(".keras") else model.save_weights(path)
+        manifest = kgo.read_manifest(path)
+        assert manifest["iterations"] == 3
+        assert "body/enc/kernel" in manifest["groups"]["default"]["variables"]
+        other = compiled(keras.models.clone_model(model), ema=kgo.EMA(0.5))
+        kgo.load_averages(other, path)
+        for value, expected in zip(weights(other), averaged, strict=True):
+            np.testing.assert_array_equal(value, expected)
+
+
+def test_state_goes_to_the_same_variable_of_an_optimizer_without_a_model():
+    body = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="enc")], name="body")
+    model = keras.Sequential([keras.Input((4,)), body, keras.layers.Dense(2, name="head")])
+    fit(compiled(model, rule="adam", ema=kgo.EMA(0.5)), 2)
+    with kgo.averaged_weights(model):
+        averaged = weights(model)
+    optimizer = kgo.GroupedOptimizer(rule="adam", ema=kgo.EMA(0.5))
+    report = kgo.transfer_state(model.optimizer, optimizer)
+    model.compile(optimizer=optimizer, loss="mse")
+    optimizer.build(model.trainable_variables)
+    assert (report.fresh, report.dropped) == ([], [])
+    with kgo.averaged_weights(model):
+        for value, expected in zip(weights(model), averaged, strict=True):
+            np.testing.assert_array_equal(value, expected)

@@ -17,8 +17,9 @@ ITERATIONS = "@iterations"
 LEARNING_RATE = "@learning_rate"
 RULE = "@rule"
 ANCHOR = "@anchor"
+AVERAGE = "@average"
 # Turned on and off without touching the rest: fresh where new, left out where gone.
-_SWITCHED = ("@accumulator", "@average", ITERATIONS)
+_SWITCHED = ("@accumulator", AVERAGE, ITERATIONS)
 
 
 class Key(NamedTuple):

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from keras_groupopt import averaging
 from keras_groupopt.state.keys import RULE, parse
 
 GROUP = "group:"
@@ -53,6 +54,9 @@ def rename(manifest: Mapping[str, Any], renames: Mapping[str, str]) -> dict[str,
 def new_key(key: str, renames: Mapping[str, str]) -> str:
     """Returns a saved key under present names."""
     name = parse(key)
+    statistic = averaging.statistics_path(key)
+    if statistic is not None:
+        return averaging.statistics_key(new_path(statistic, renames))
     group = None if name.group is None else new_group(name.group, renames)
     owner = name.owner
     if owner is not None and owner != RULE:

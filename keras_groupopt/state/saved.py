@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_groupopt import config, wording
 from keras_groupopt.parts import Parts
-from keras_groupopt.state import keys
+from keras_groupopt.state import keys, renames
 from keras_groupopt.state.manifest import manifest_of
 from keras_groupopt.state.matching import Report, match
 
@@ -95,7 +95,10 @@ def give(
     terms = Terms() if terms is None else terms
     averages = parts.averages
     # A callback makes these, which may come later than the state.
-    undo = None if averages is None else averages.expect_statistics(saved.values)
+    undo = None
+    if averages is not None:
+        named = {renames.new_key(key, terms.renames): v for key, v in saved.values.items()}
+        undo = averages.expect_statistics(named)
     entries = keys.entries_of(optimizer, parts)
     expected = manifest_of(entries, parts.plan)
     try:
@@ -120,6 +123,8 @@ def give(
     # The weights that come with the state are where a run that has not begun starts from.
     fresh = [keys.parse(key) for key in report.fresh if not_begun]
     parts.due_anchors = frozenset(str(key.owner) for key in fresh if key.slot == keys.ANCHOR)
+    fresh = [keys.parse(key) for key in report.fresh]
+    parts.due_averages = frozenset(str(key.owner) for key in fresh if key.slot == keys.AVERAGE)
     _settle(parts, pairs, saved.values[keys.ITERATIONS])
     _tell(report, saved.values)
     terms.report.fill(report)

@@ -154,6 +154,14 @@ def load_averages(model: Any, path: str | os.PathLike[str]) -> None:
     ...     kgo.load_averages(model, path)
     """
     saved = checkpoints.read_state(path)
+    factors = [] if saved is None else state.without_lora_averages(saved)[1]
+    if factors:
+        raise ValueError(
+            "`path` must be a file of a model without LoRA. Received: "
+            f"path={os.fspath(path)!r}, with {wording.listing(factors)}. Keras saves such a layer "
+            "merged into its kernel, which averages of the factors do not fit. Export the averages "
+            "with `kgo.save_averaged(model, path)`."
+        )
     found = [] if saved is None else _averages_among(saved, model)
     if not found:
         raise ValueError(

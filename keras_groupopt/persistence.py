@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_groupopt import state
+from keras_groupopt import state, wording
 from keras_groupopt.declaration import Declaration
 from keras_groupopt.parts import Parts
 
@@ -85,7 +85,16 @@ class Persistence:
         if not len(store.keys()):
             self._note_weights_without_state()
             return
-        self._accept(state.read(store), state.present_terms())
+        saved, factors = state.without_lora_averages(state.read(store))
+        if factors:
+            warnings.warn(
+                "Keras saves a layer with LoRA merged into its kernel, and its factors as zeros: "
+                f"{wording.listing(factors)}. The run goes on from equal outputs, but not bit for "
+                "bit, and averages of the factors start anew. To resume exactly, keep "
+                "`model.get_weights()` and `optimizer.save_state(path)`.",
+                stacklevel=3,
+            )
+        self._accept(saved, state.present_terms())
 
     def state_dict(self) -> dict[str, Any]:
         """Returns all state as a nested dict of NumPy arrays, which later steps leave alone.

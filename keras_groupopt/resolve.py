@@ -165,7 +165,8 @@ def _claims(group: Group, catalog: VariableCatalog, order: dict[int, int]) -> It
         raise ValueError(
             f"A selector must match at least one trainable variable. Received: {group.where}, "
             f"{group.selector.describe()}, which matches only variables that are not trainable: "
-            f"{shown}. Set `trainable = True` on their layer, or leave the group out."
+            f"{shown}. Set `trainable = True` on their layer, or leave the group out "
+            "and call `optimizer.add_group(group)` when they are; with LoRA, select the layer."
         )
     raise ValueError(
         f"A selector must match at least one trainable variable. Received: {group.where}, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import keras
@@ -283,3 +284,43 @@ def test_state_goes_to_the_same_variable_of_an_optimizer_without_a_model():
     with kgo.averaged_weights(model):
         for value, expected in zip(weights(model), averaged, strict=True):
             np.testing.assert_array_equal(value, expected)
+
+
+def with_lora(**options: Any) -> keras.Model:
+    model = two_layers()
+    model.get_layer("head").enable_lora(2)
+    return compiled(model, rule="adam", ema=kgo.EMA(0.5), **options)
+
+
+def test_averages_of_lora_in_a_file_of_keras_are_never_added_to_a_merged_kernel(tmp_path):
+    model = fit(with_lora(), 8)
+    model.save_weights(tmp_path / "run.weights.h5")
+    raw = model.predict(X, verbose=0)
+    with pytest.raises(ValueError, match=re.escape("Export the averages with `kgo.save_averaged")):
+        kgo.load_averages(with_lora(), tmp_path / "run.weights.h5")
+    loaded = with_lora()
+    with pytest.warns(UserWarning, match=r"merged into its kernel.*head/lora_kernel_a"):
+        loaded.load_weights(tmp_path / "run.weights.h5")
+    np.testing.assert_allclose(loaded.predict(X, verbose=0), raw, atol=1e-6)
+    loaded.optimizer.build(loaded.trainable_variables)
+    averages = {
+        variable.name: (keras.ops.convert_to_numpy(mean), keras.ops.convert_to_numpy(variable))
+        for mean, variable in loaded.optimizer.average_pairs()
+        if variable.name.startswith("lora_")
+    }
+    assert set(averages) == {"lora_kernel_a", "lora_kernel_b"}
+    for mean, variable in averages.values():
+        np.testing.assert_array_equal(mean, variable)
+
+
+def test_a_run_with_lora_goes_on_exactly_from_its_weights_and_its_optimizers_state(tmp_path):
+    model = fit(with_lora(), 2)
+    kept = model.get_weights()
+    model.optimizer.save_state(tmp_path / "state.npz")
+    other = with_lora()
+    other.set_weights(kept)
+    other.optimizer.load_state(tmp_path / "state.npz")
+    for run in (model, other):
+        run.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+    for here, there in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_array_equal(here, there)

@@ -279,6 +279,13 @@ def test_moments_and_step_of_torch_go_to_their_paths(named):
     np.testing.assert_array_equal(slot(optimizer, "momentums", 1), [1 / 8, 2 / 8])
 
 
+@pytest.mark.parametrize("given", [{"model": {}, "optimizer": {}}, [], None])
+def test_a_whole_checkpoint_of_torch_is_told_from_its_optimizers_entry(given):
+    _, optimizer = dense()
+    with pytest.raises(ValueError, match="Of a checkpoint pass the optimizer's entry"):
+        kgo.load_torch_state(optimizer, given, PATHS)
+
+
 def test_momentum_of_torch_is_stored_times_the_rate():
     _, optimizer = dense(kgo.rule("sgd", momentum=0.5), learning_rate=0.25)
     state = torch_state((2, 3), (2,), momentum_buffer=1.0, step=None, exp_avg=None, exp_avg_sq=None)

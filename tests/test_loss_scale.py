@@ -250,7 +250,9 @@ def test_fit_skips_what_overflows_and_counts_it(mixed, way):
     model.compile(optimizer=optimizer, loss=rate_meter.mean_output, **WAYS[way])
     assert model.optimizer is optimizer
     scales = Scales()
-    history = rate_meter.fit(model, 8, batch_size=8, callbacks=[scales, kgo.GroupLogger()])
+    callbacks = [scales, kgo.GroupLogger(skipped=True)]
+    history = rate_meter.fit(model, 8, batch_size=8, callbacks=callbacks)
+    assert history["skipped_steps"] == [1, 2, 2, 2, 3, 3, 3, 4]
     assert scales.seen == [
         (2.0**16, 0.0, 1.0, 0.0),
         (2.0**15, 0.0, 2.0, 0.0),
@@ -265,6 +267,12 @@ def test_fit_skips_what_overflows_and_counts_it(mixed, way):
     for name, rate in (("head", 0.5), ("backbone", 0.5 * RATIO)):
         np.testing.assert_array_equal(rate_meter.weights(model)[name], -4 * rate)
         assert history[f"learning_rate_{name}"] == [rate] * 8
+
+
+def test_a_wrapper_that_counts_nothing_is_refused_where_skipped_steps_are_asked_for(mixed):
+    model = rate_meter.compiled()
+    with pytest.raises(TypeError, match=r"Compile with `kgo\.LossScaleOptimizer"):
+        rate_meter.fit(model, callbacks=[kgo.GroupLogger(skipped=True)])
 
 
 def two_towers(**head: Any) -> keras.Model:

@@ -306,6 +306,30 @@ def test_an_open_window_that_is_dropped_is_told(pending, caplog):
     assert all("its 1 micro-batches are lost" in message for message in told)
 
 
+def test_averages_that_are_left_out_are_told(caplog):
+    source = train(compiled(ema=kgo.EMA(0.5)), 3)
+    model = compiled(seed=2)
+    model.optimizer.build(model.trainable_variables)
+    with caplog.at_level(logging.WARNING):
+        model.optimizer.load_state_dict(source.optimizer.state_dict())
+    assert "averages of the weights over 3 steps; they are left out" in caplog.text
+
+
+@pytest.mark.parametrize("averages", [(kgo.EMA(0.5), kgo.SWA()), (kgo.SWA(), kgo.EMA(0.5))])
+def test_averages_of_another_kind_begin_anew_at_the_present_weights(averages, caplog):
+    source = train(compiled(ema=averages[0]), 3)
+    model = train(compiled(ema=averages[1]), 1)
+    with caplog.at_level(logging.WARNING):
+        report = model.optimizer.load_state_dict(source.optimizer.state_dict())
+    assert "averages of another kind" in caplog.text
+    assert "@averages_made" in report.fresh
+    assert "@averages_made" not in report.kept
+    for mean, variable in model.optimizer.average_pairs():
+        np.testing.assert_array_equal(
+            keras.ops.convert_to_numpy(mean), keras.ops.convert_to_numpy(variable)
+        )
+
+
 def test_averages_that_are_switched_on_start_at_the_loaded_weights(tmp_path):
     source = train(compiled())
     source.save_weights(tmp_path / "model.weights.h5")

@@ -36,7 +36,8 @@ class GroupLogger(keras.callbacks.Callback):
     Args:
         drift: Whether to log `drift_<group>` too, `‖w − anchor‖` over the group's anchored
             variables, for each group with an anchor other than zero.
-        skipped: Whether to log `skipped_steps` too, the optimizer's count of them so far.
+        skipped: Whether to log `skipped_steps` too, the optimizer's count of them so far, with
+            those of a `kgo.LossScaleOptimizer` around it, which are no cause for a warning.
 
     Raises:
         TypeError: When training begins, if the optimizer has no single `learning_rate`, or
@@ -84,6 +85,11 @@ class GroupLogger(keras.callbacks.Callback):
                         f"Received: {type(optimizer).__name__}."
                     )
             return
+        if self.skipped and outer is not optimizer and not hasattr(outer, "skipped_steps"):
+            raise TypeError(
+                "`GroupLogger(skipped=True)` needs a wrapper that counts what it skips. Received: "
+                f"{type(outer).__name__}. Compile with `kgo.LossScaleOptimizer(optimizer)`."
+            )
         self._raises = optimizer.on_nonfinite == "raise"
         self._skipped_before = int(optimizer.skipped_steps)
         if not self.model.built:
@@ -111,7 +117,7 @@ class GroupLogger(keras.callbacks.Callback):
         logs.update(_keyed("learning_rate", optimizer.learning_rates))
         skipped = int(optimizer.skipped_steps)
         if self.skipped:
-            logs["skipped_steps"] = skipped
+            logs["skipped_steps"] = skipped + _skipped_around(self.model.optimizer, optimizer)
         if skipped > self._skipped_before:
             warnings.warn(
                 f"{skipped - self._skipped_before} steps of epoch {epoch + 1} were skipped, as "
@@ -122,6 +128,13 @@ class GroupLogger(keras.callbacks.Callback):
             self._skipped_before = skipped
         if self.drift:
             logs.update(_keyed("drift", optimizer.anchor_drift()))
+
+
+def _skipped_around(outer: Any, optimizer: GroupedOptimizer) -> int:
+    """Returns the steps that a `LossScaleOptimizer` skipped, as it does while it finds its scale."""
+    if outer is optimizer:
+        return 0
+    return int(keras.ops.convert_to_numpy(outer.skipped_steps))
 
 
 def _warn_of_late_weights(optimizer: GroupedOptimizer) -> None:

@@ -92,6 +92,12 @@ def load_torch_state(
             "`optimizer` must be a GroupedOptimizer. Received: "
             f"optimizer={optimizer!r} of type {type(optimizer).__name__}."
         )
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+        held = ", ".join(map(str, state_dict)) if isinstance(state_dict, Mapping) else "no dict"
+        raise ValueError(
+            "`state_dict` must be what `state_dict()` of a torch optimizer gave, with `state` and "
+            f"`param_groups`. Received: {held[:200]}. Of a checkpoint pass the optimizer's entry."
+        )
     parts = optimizer._built_parts("load_torch_state")
     targets = {
         planned.path: _Target(planned.path, part, variable)
@@ -237,7 +243,11 @@ class _Loading:
         for slot in slots:
             value = state.get(wanted.get(slot, ""))
             if value is None:
-                self.wrong.append(f"{path}: no state for {slot} of {target.rule}")
+                self.wrong.append(
+                    f"{path}: no state for {slot} of {target.rule} "
+                    "(torch keeps none for parameters without gradients: give `None` as their "
+                    "path, and `strict=False`)"
+                )
             else:
                 self._fit(target, wanted[slot], slots[slot], _as_array(value))
 

@@ -31,6 +31,7 @@ from keras_groupopt.state.saved import as_pending as as_pending
 from keras_groupopt.state.saved import give as give
 from keras_groupopt.state.saved import give_early as give_early
 from keras_groupopt.state.saved import take as take
+from keras_groupopt.state.saved import without_lora_averages as without_lora_averages
 from keras_groupopt.state.store import read as read
 from keras_groupopt.state.store import read_manifest as read_manifest
 from keras_groupopt.state.store import write as write

@@ -57,6 +57,11 @@ class Report:
             setattr(self, field.name, getattr(other, field.name))
 
     def __str__(self) -> str:
+        if self.status == "waits for the build":
+            return (
+                "Optimizer state: waits for the build, at the first step or by "
+                "`optimizer.build(model.trainable_variables)`. This report is filled then."
+            )
         lines = [
             f"Optimizer state: {self.status}. {len(self.kept)} kept, {len(self.fresh)} fresh, "
             f"{len(self.dropped)} dropped."

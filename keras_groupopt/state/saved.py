@@ -116,6 +116,16 @@ def give(
         terms.report.fill(Report(status="refused"))
         raise
     not_begun = int(keras.ops.convert_to_numpy(optimizer.iterations)) == 0
+    if _other_average(saved.manifest, expected):
+        _logger.warning(
+            "The file holds averages of another kind (EMA or SWA): those of this optimizer begin "
+            "at the present weights."
+        )
+        anew = [key for key in pairs if key == "@averages_made" or key.endswith("/@average")]
+        for key in anew:
+            del pairs[key]
+            report.kept.remove(key)
+        report.fresh += anew
     for key, saved_key in pairs.items():
         if saved_key in saved.values:
             entries[key].assign(saved.values[saved_key])
@@ -129,6 +139,13 @@ def give(
     _tell(report, saved.values)
     terms.report.fill(report)
     return terms.report
+
+
+def _other_average(saved: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
+    """Whether both have averages, one exponential and one equal."""
+    both = all("@averages_made" in manifest["state"] for manifest in (saved, present))
+    momenta = ["@ema_momentum" in manifest["declared"] for manifest in (saved, present)]
+    return both and momenta[0] != momenta[1]
 
 
 def _settle(parts: Parts, pairs: Mapping[str, str], iterations: Any) -> None:
@@ -161,6 +178,13 @@ def _tell(report: Report, values: Mapping[str, Any]) -> None:
     switched = [key for key in report.dropped if keys.parse(key).is_optional]
     if switched:
         _logger.info("Saved, but not used: %s.", wording.listing(switched))
+    made = values.get("@averages_made", 0)
+    if any(key.endswith("/@average") for key in switched) and int(made):
+        _logger.warning(
+            "The state holds averages of the weights over %d steps; they are left out, as this "
+            "optimizer was made without `ema=`.",
+            int(made),
+        )
     pending = values.get("@micro_batches", 0)
     if any(key.endswith("/@accumulator") for key in switched) and int(pending):
         _logger.warning(
@@ -168,6 +192,27 @@ def _tell(report: Report, values: Mapping[str, Any]) -> None:
             "are lost, as this optimizer does not accumulate.",
             int(pending),
         )
+
+
+def without_lora_averages(saved: Saved) -> tuple[Saved, list[str]]:
+    """Returns state without the averages of LoRA's factors, and the paths of all such factors.
+
+    Keras saves a layer with LoRA merged into its kernel, and the factors as zeros: their averages
+    would be added to a kernel that has them already.
+
+    Args:
+        saved: State from a file that Keras saved with the weights.
+    """
+    factors = [
+        key
+        for key in saved.manifest["state"]
+        if str(keys.parse(key).owner).rpartition("/")[2].startswith("lora_")
+    ]
+    dropped = {key for key in factors if keys.parse(key).slot == keys.AVERAGE}
+    state = {key: v for key, v in saved.manifest["state"].items() if key not in dropped}
+    values = {key: v for key, v in saved.values.items() if key not in dropped}
+    paths = list(dict.fromkeys(str(keys.parse(key).owner) for key in factors))
+    return Saved({**saved.manifest, "state": state}, values), paths
 
 
 def give_early(optimizer: Any, declared: Any, saved: Saved) -> Saved:

@@ -67,8 +67,9 @@ def read_manifest(store: Any) -> dict[str, Any]:
             "The saved optimizer state must come from a GroupedOptimizer. Received: state "
             "without a manifest, with the entries "
             f"{', '.join(sorted(store.keys())[: wording.SHOWN])}. It was saved by another "
-            "optimizer: compile with that one to load it, or load the weights alone into a model "
-            "that is not compiled."
+            "optimizer: load it with that one and convert it with `kgo.from_optimizer("
+            "model.optimizer, model)`, or take the weights alone: `kgo.load_weights(model, path, "
+            "optimizer=False)`."
         ) from error
     return manifest.from_text(text)
 

@@ -131,7 +131,7 @@ class GroupLogger(keras.callbacks.Callback):
 
 
 def _skipped_around(outer: Any, optimizer: GroupedOptimizer) -> int:
-    """Returns the steps that a `LossScaleOptimizer` skipped, as it does while it finds its scale."""
+    """Returns the steps that a `LossScaleOptimizer` skipped, as it does to find its scale."""
     if outer is optimizer:
         return 0
     return int(keras.ops.convert_to_numpy(outer.skipped_steps))

@@ -296,7 +296,7 @@ class _Group:
         self._group = group
 
     def __getitem__(self, name: str) -> Any:
-        return self._group[name][()]
+        return _array(self._group[name])
 
     def keys(self) -> list[str]:
         return list(self._group.keys())

@@ -283,3 +283,21 @@ def test_state_goes_to_the_same_variable_of_an_optimizer_without_a_model():
     with kgo.averaged_weights(model):
         for value, expected in zip(weights(model), averaged, strict=True):
             np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.parametrize("name", ["run.keras", "run.weights.h5"])
+def test_averages_beside_bfloat16_state_can_be_taken_out_of_a_file(name, tmp_path):
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        model = two_layers()
+        with pytest.warns(UserWarning, match="bfloat16"):
+            fit(compiled(model, rule="adam", ema=kgo.EMA(0.5)))
+        model.save(tmp_path / name) if name == "run.keras" else model.save_weights(tmp_path / name)
+        with kgo.averaged_weights(model):
+            averaged = weights(model)
+        kgo.load_averages(model, tmp_path / name)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    for value, expected in zip(weights(model), averaged, strict=True):
+        np.testing.assert_array_equal(value, expected)

@@ -301,3 +301,15 @@ def test_averages_beside_bfloat16_state_can_be_taken_out_of_a_file(name, tmp_pat
         keras.config.set_dtype_policy(policy)
     for value, expected in zip(weights(model), averaged, strict=True):
         np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.parametrize("name", ["run.keras", "run.weights.h5"])
+def test_a_model_that_was_never_compiled_takes_weights_and_averages(name, tmp_path):
+    model = fit(compiled(two_layers(), ema=kgo.EMA(0.5)))
+    model.save(tmp_path / name) if name == "run.keras" else model.save_weights(tmp_path / name)
+    plain = two_layers()
+    kgo.load_weights(plain, tmp_path / name, optimizer=False)
+    assert_equal(plain, model)
+    kgo.load_averages(plain, tmp_path / name)
+    with kgo.averaged_weights(model):
+        assert_equal(plain, model)

@@ -313,3 +313,18 @@ def test_a_model_that_was_never_compiled_takes_weights_and_averages(name, tmp_pa
     kgo.load_averages(plain, tmp_path / name)
     with kgo.averaged_weights(model):
         assert_equal(plain, model)
+
+
+def test_averages_of_statistics_go_with_their_layer_into_another_model():
+    layers = [keras.layers.Dense(2, name="enc"), keras.layers.BatchNormalization(name="norm")]
+    body = keras.Sequential([keras.Input((4,)), *layers], name="body")
+    compiled(body, learning_rate=0.1, ema=kgo.EMA(0.9))
+    body.fit(X, Y, verbose=0, callbacks=[kgo.UseAveragedWeights()])
+    with kgo.averaged_weights(body):
+        averaged = weights(body)
+    model = keras.Sequential([keras.Input((4,)), body, keras.layers.Dense(2, name="head")])
+    body.optimizer.rebuild(model)
+    model.compile(optimizer=body.optimizer, loss="mse")
+    with kgo.averaged_weights(model):
+        for value, expected in zip(weights(body), averaged, strict=True):
+            np.testing.assert_array_equal(value, expected)

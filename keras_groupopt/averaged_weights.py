@@ -273,7 +273,12 @@ def _averages_among(saved: state.Saved, model: Any) -> list[tuple[Any, np.ndarra
         if path is None:
             continue
         variable = known.get(path)
-        if variable is None:
+        if state.is_adapter(path):
+            differences.append(
+                f"{path}: Keras adds LoRA to the kernel where it saves, so the average of the "
+                "kernel is not in the file; `kgo.save_averaged` writes it in the run"
+            )
+        elif variable is None:
             near = difflib.get_close_matches(path, list(known), n=1)
             said = f" (nearest: {near[0]})" if near else ""
             differences.append(f"{path} is not in the model{said}")

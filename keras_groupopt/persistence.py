@@ -85,7 +85,7 @@ class Persistence:
         if not len(store.keys()):
             self._note_weights_without_state()
             return
-        self._accept(state.read(store), state.present_terms())
+        self._accept(state.without_adapters(state.read(store)), state.present_terms())
 
     def state_dict(self) -> dict[str, Any]:
         """Returns all state as a nested dict of NumPy arrays, which later steps leave alone.

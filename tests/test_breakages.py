@@ -328,3 +328,20 @@ def test_averages_of_statistics_go_with_their_layer_into_another_model():
     with kgo.averaged_weights(model):
         for value, expected in zip(weights(body), averaged, strict=True):
             np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.parametrize("name", ["run.keras", "run.weights.h5"])
+def test_averages_of_lora_adapters_are_not_added_to_a_kernel_that_has_them(name, tmp_path):
+    model = two_layers()
+    model.get_layer("enc").enable_lora(2)
+    fit(compiled(model, rule="adam", learning_rate=0.1, ema=kgo.EMA(0.5)), 3)
+    model.save(tmp_path / name) if name == "run.keras" else model.save_weights(tmp_path / name)
+    model.load_weights(tmp_path / name)
+    layer = model.get_layer("enc")
+    raw = np.array(keras.ops.convert_to_numpy(layer.kernel))
+    with kgo.averaged_weights(model):
+        averaged = np.array(keras.ops.convert_to_numpy(layer.kernel))
+    # Keras has merged the adapters, whose average it could not be given: the kernel stays.
+    np.testing.assert_array_equal(averaged, raw)
+    with pytest.raises(ValueError, match=r"enc/lora_kernel_a: Keras adds LoRA to the kernel"):
+        kgo.load_averages(model, tmp_path / name)

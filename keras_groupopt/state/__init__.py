@@ -14,6 +14,7 @@ from keras_groupopt.state.archive import opened as opened
 from keras_groupopt.state.archive import read_file as read_file
 from keras_groupopt.state.archive import write_file as write_file
 from keras_groupopt.state.keys import entries_of as entries_of
+from keras_groupopt.state.keys import is_adapter as is_adapter
 from keras_groupopt.state.layout import LayoutVariable as LayoutVariable
 from keras_groupopt.state.layout import protect as protect
 from keras_groupopt.state.layout import protect_early as protect_early
@@ -31,6 +32,7 @@ from keras_groupopt.state.saved import as_pending as as_pending
 from keras_groupopt.state.saved import give as give
 from keras_groupopt.state.saved import give_early as give_early
 from keras_groupopt.state.saved import take as take
+from keras_groupopt.state.saved import without_adapters as without_adapters
 from keras_groupopt.state.store import read as read
 from keras_groupopt.state.store import read_manifest as read_manifest
 from keras_groupopt.state.store import write as write

@@ -192,6 +192,20 @@ def give_early(optimizer: Any, declared: Any, saved: Saved) -> Saved:
     return Saved(saved.manifest, later)
 
 
+def without_adapters(saved: Saved) -> Saved:
+    """Returns state beside weights that Keras saved, without the averages of LoRA adapters.
+
+    Keras adds adapters to the kernel and sets them to zero: with their averages, the kernel would
+    get them twice.
+    """
+    kept = {
+        key: spec
+        for key, spec in saved.manifest["state"].items()
+        if keys.parse(key).slot != keys.AVERAGE or not keys.is_adapter(str(keys.parse(key).owner))
+    }
+    return Saved({**saved.manifest, "state": kept}, {key: saved.values[key] for key in kept})
+
+
 def as_pending(optimizer: Any, saved: Saved) -> Saved:
     """Returns state that waits for the build, with the step and the base rate of now."""
     scalars = {keys.ITERATIONS: optimizer.iterations}

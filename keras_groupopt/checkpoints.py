@@ -181,10 +181,11 @@ def _grouped(model: Any) -> GroupedOptimizer | None:
 
 
 def _load(model: Any, name: str, optimizer: bool) -> None:
-    if optimizer or model.optimizer is None:
+    own = getattr(model, "optimizer", None)
+    if optimizer or own is None:
         model.load_weights(name)
         return
-    skipped = {"objects_to_skip": [model.optimizer]}
+    skipped = {"objects_to_skip": [own]}
     if name.endswith(".keras"):
         # Keras leaves objects out of weights files only.
         with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(name) as archive:
@@ -296,7 +297,7 @@ class _Group:
         self._group = group
 
     def __getitem__(self, name: str) -> Any:
-        return self._group[name][()]
+        return _array(self._group[name])
 
     def keys(self) -> list[str]:
         return list(self._group.keys())

@@ -324,3 +324,48 @@ def test_a_run_with_lora_goes_on_exactly_from_its_weights_and_its_optimizers_sta
         run.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
     for here, there in zip(model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_array_equal(here, there)
+
+
+@pytest.mark.parametrize("name", ["run.keras", "run.weights.h5"])
+def test_averages_beside_bfloat16_state_can_be_taken_out_of_a_file(name, tmp_path):
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("bfloat16")
+    try:
+        model = two_layers()
+        with pytest.warns(UserWarning, match="bfloat16"):
+            fit(compiled(model, rule="adam", ema=kgo.EMA(0.5)))
+        model.save(tmp_path / name) if name == "run.keras" else model.save_weights(tmp_path / name)
+        with kgo.averaged_weights(model):
+            averaged = weights(model)
+        kgo.load_averages(model, tmp_path / name)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    for value, expected in zip(weights(model), averaged, strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+@pytest.mark.parametrize("name", ["run.keras", "run.weights.h5"])
+def test_a_model_that_was_never_compiled_takes_weights_and_averages(name, tmp_path):
+    model = fit(compiled(two_layers(), ema=kgo.EMA(0.5)))
+    model.save(tmp_path / name) if name == "run.keras" else model.save_weights(tmp_path / name)
+    plain = two_layers()
+    kgo.load_weights(plain, tmp_path / name, optimizer=False)
+    assert_equal(plain, model)
+    kgo.load_averages(plain, tmp_path / name)
+    with kgo.averaged_weights(model):
+        assert_equal(plain, model)
+
+
+def test_averages_of_statistics_go_with_their_layer_into_another_model():
+    layers = [keras.layers.Dense(2, name="enc"), keras.layers.BatchNormalization(name="norm")]
+    body = keras.Sequential([keras.Input((4,)), *layers], name="body")
+    compiled(body, learning_rate=0.1, ema=kgo.EMA(0.9))
+    body.fit(X, Y, verbose=0, callbacks=[kgo.UseAveragedWeights()])
+    with kgo.averaged_weights(body):
+        averaged = weights(body)
+    model = keras.Sequential([keras.Input((4,)), body, keras.layers.Dense(2, name="head")])
+    body.optimizer.rebuild(model)
+    model.compile(optimizer=body.optimizer, loss="mse")
+    with kgo.averaged_weights(model):
+        for value, expected in zip(weights(body), averaged, strict=True):
+            np.testing.assert_array_equal(value, expected)

@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_groupopt import averaging
 from keras_groupopt.parts import Parts
 from keras_groupopt.plan import Plan
 from keras_groupopt.state import keys
@@ -63,8 +64,17 @@ def carried(
     before = _anchor_kinds(old.plan)
     unknown = {group.name for group in old.groups if group.anchors_unknown}
     values, state, left_out = {}, {}, []
+    layers = {_layer_of(path): _layer_of(new) for path, new in moved.items() if new is not None}
     for key, spec in saved.manifest["state"].items():
         name = keys.parse(key)
+        statistic = averaging.statistics_path(key)
+        if statistic is not None:
+            # They have no identity here: they go with the weights of their layer.
+            layer, _, last = statistic.rpartition("/")
+            present_path = f"{layers.get(layer, layer)}/{last}".strip("/")
+            present_key = averaging.statistics_key(present_path)
+            state[present_key], values[present_key] = spec, saved.values[key]
+            continue
         owner = moved.get(str(name.owner), name.owner)
         if (owner is None and name.owner is not None) or (
             name.slot == keys.ANCHOR
@@ -89,6 +99,10 @@ def carried(
         for name, group in saved.manifest["groups"].items()
     }
     return Saved({**saved.manifest, "groups": groups, "state": state}, values), left_out
+
+
+def _layer_of(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 def _anchor_kinds(plan: Plan) -> dict[str, Any]:

@@ -60,6 +60,11 @@ def parse(key: str) -> Key:
     return Key(first, owner, slot)
 
 
+def is_adapter(path: str) -> bool:
+    """Whether a layer path is that of a LoRA adapter, which Keras merges where it saves."""
+    return path.rpartition("/")[2].startswith("lora_")
+
+
 def entries_of(optimizer: Any, parts: Parts) -> dict[str, Any]:
     """Returns every variable to save, by key; each once."""
     own = {ITERATIONS: optimizer.iterations}

@@ -204,9 +204,7 @@ def without_lora_averages(saved: Saved) -> tuple[Saved, list[str]]:
         saved: State from a file that Keras saved with the weights.
     """
     factors = [
-        key
-        for key in saved.manifest["state"]
-        if str(keys.parse(key).owner).rpartition("/")[2].startswith("lora_")
+        key for key in saved.manifest["state"] if keys.is_adapter(str(keys.parse(key).owner))
     ]
     dropped = {key for key in factors if keys.parse(key).slot == keys.AVERAGE}
     state = {key: v for key, v in saved.manifest["state"].items() if key not in dropped}

@@ -97,7 +97,8 @@ def save_averaged(model: Any, path: str | os.PathLike[str]) -> None:
     """Saves the model with the averages as its weights, for use: an export.
 
     The file holds no optimizer state, so a run that starts from it is a new one. To resume a run,
-    save it with `model.save`: that file holds weights and averages.
+    save it with `model.save`: that file holds weights and averages. Where this package is not
+    installed, load the export with `keras.saving.load_model(path, compile=False)`.
 
     Args:
         model: A model compiled with a built `GroupedOptimizer(ema=...)`.

@@ -50,7 +50,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     It may fall below 1, as gradients of a large loss overflow without any scale.
 
     A gradient of a frozen group is not looked at. With gradient accumulation a micro-batch that
-    overflows is dropped and not counted.
+    overflows is dropped and does not fill the window; `skipped_steps` counts it.
 
     A file holds the inner optimizer's state as a `GroupedOptimizer` writes it, under
     `inner_optimizer`. Files written by Keras' class around a `GroupedOptimizer` can be loaded.

@@ -31,7 +31,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     all, and its name holds the epoch.
 
     Give `fit` data in an order that the epoch decides (`shuffle=False`, or a dataset seeded by
-    it): the state of a generator that shuffles is not in a file of weights.
+    it): the state of a generator that shuffles is not in a file of weights. On torch give random
+    layers a `seed=` (`Dropout(0.3, seed=1)`): without one they draw from torch's own generator. A
+    layer with LoRA goes on from equal outputs, but not bit for bit: Keras saves it merged.
 
     Args:
         backup_dir: The folder of the backups, for this run alone; it is made if it is missing.

@@ -55,12 +55,12 @@ def same_weights(first, second):
 ## Stop and go on
 
 Keras' own ways of saving hold all of the optimizer: moments, step counts, rates changed while
-training, averages, an open window of micro-batches, and anchors. The anchor of a resumed run is the
-first run's, not the restored weights. They leave out the seeds of random layers, and the order of the
-data is yours to keep: `kgo.BackupAndRestore` and `shuffle=False` see to both.
+training, averages, an open window of micro-batches, and anchors. The anchor of a resumed run is
+the first run's, not the restored weights. They leave out the seeds of random layers, and the order
+of the data is yours to keep: `kgo.BackupAndRestore` and `shuffle=False` see to both.
 
-`ema=`, accumulation or a schedule may be new in the code that loads weights: the rest of the state is
-kept, and an average starts at the loaded weights. What `load_model` gives has the file's optimizer:
+`ema=`, accumulation or a schedule may be new in the code that loads weights: the rest of the state
+is kept, and an average starts at the loaded weights. What `load_model` gives has the file's optimizer:
 compile it with a new one and call `kgo.transfer_state(old, new)`.
 """
 

@@ -47,7 +47,7 @@ class Rebuilding:
         group's count of steps, on which bias corrections depend; in a new group that count starts
         at 0. Schedules go on from the step of the optimizer. A variable that is frozen now is left
         out, and its state is dropped; where it shall stay, do not rebuild: a variable frozen later
-        is left alone.
+        is left alone. LoRA's variables are `<layer>/lora_kernel_a` and `_b`: select the layer.
 
         `fit` goes on with the compiled model, without `compile`. A callback may call it, with its
         `self.model`. A `LossScaleOptimizer` around this optimizer follows where it is the model's.

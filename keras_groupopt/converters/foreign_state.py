@@ -46,8 +46,8 @@ def load_torch_state(
 ) -> None:
     """Gives a built optimizer the moments and the step of a torch optimizer.
 
-    Rates, betas, epsilon (1e-8 in torch, 1e-7 in Keras) and decay stay those of `optimizer`: declare
-    them as they were, and `exclude_from_decay=()` where biases decayed. Momentum of SGD and
+    Rates, betas, epsilon (1e-8 in torch, 1e-7 in Keras) and decay stay those of `optimizer`:
+    declare them as they were, and `exclude_from_decay=()` where biases decayed. Momentum of SGD and
     RMSprop is stored times the rate in Keras; the present rate of the group is taken. Adam of Keras
     adds epsilon before the bias correction, torch after it: next steps agree as far as epsilon is
     small beside √v. torch itself is not needed.

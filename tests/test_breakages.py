@@ -345,3 +345,19 @@ def test_averages_of_lora_adapters_are_not_added_to_a_kernel_that_has_them(name,
     np.testing.assert_array_equal(averaged, raw)
     with pytest.raises(ValueError, match=r"enc/lora_kernel_a: Keras adds LoRA to the kernel"):
         kgo.load_averages(model, tmp_path / name)
+
+
+def test_a_backup_goes_on_with_the_masks_of_a_dropout_without_a_seed(tmp_path):
+    def train(epochs: int, start: int, *callbacks: keras.callbacks.Callback) -> keras.Model:
+        keras.utils.set_random_seed(start)
+        layers = [keras.layers.Dense(6, name="enc"), keras.layers.Dropout(0.5)]
+        model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(2, name="head")])
+        compiled(model, rule="sgd", learning_rate=0.1)
+        model.fit(X, Y, 4, epochs, verbose=0, shuffle=False, callbacks=list(callbacks))
+        return model
+
+    straight = train(3, 0)
+    train(2, 0, kgo.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False))
+    resumed = train(3, 1, kgo.BackupAndRestore(tmp_path / "backup"))
+    for value, expected in zip(weights(resumed), weights(straight), strict=True):
+        np.testing.assert_array_equal(value, expected)

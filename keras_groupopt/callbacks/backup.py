@@ -12,9 +12,10 @@ import h5py
 import keras
 import numpy as np
 
-from keras_groupopt import _compat, atomic
+from keras_groupopt import _compat, atomic, kernels
 
 _SEEDS = "seeds"
+_GENERATORS = "generators"
 _NAME = re.compile(r"epoch-(\d+)\.weights\.h5")
 
 
@@ -129,12 +130,20 @@ def _save(model: Any, path: pathlib.Path) -> None:
         group = file.create_group(_SEEDS)
         for place, variable in enumerate(_seeds(model)):
             group[str(place)] = keras.ops.convert_to_numpy(variable)
+        group = file.create_group(f"{_GENERATORS}/{keras.backend.backend()}")
+        for place, generator in enumerate(kernels.random_states()):
+            group[str(place)] = generator
 
 
 def _load(model: Any, path: pathlib.Path) -> None:
     variables = _seeds(model)
     with h5py.File(path) as file:
         seeds = [np.asarray(file[f"{_SEEDS}/{place}"]) for place in range(len(variables))]
+        # Another backend wrote those of its own.
+        own = file.get(f"{_GENERATORS}/{keras.backend.backend()}", {})
+        generators = [np.asarray(own[str(place)]) for place in range(len(own))]
     model.load_weights(path)
     for variable, seed in zip(variables, seeds, strict=True):
         variable.assign(seed)
+    if generators:
+        kernels.restore_random_states(generators)

@@ -60,8 +60,8 @@ the first run's, not the restored weights. They leave out the seeds of random la
 of the data is yours to keep: `kgo.BackupAndRestore` and `shuffle=False` see to both.
 
 `ema=`, accumulation or a schedule may be new in the code that loads weights: the rest of the state
-is kept, and an average starts at the loaded weights. What `load_model` gives has the file's optimizer:
-compile it with a new one and call `kgo.transfer_state(old, new)`.
+is kept, and an average starts at the loaded weights. What `load_model` gives has the file's
+optimizer: compile it with a new one and call `kgo.transfer_state(old, new)`.
 """
 
 straight = train(make_model(), epochs=4)

@@ -189,7 +189,7 @@ class Averages:
             if not all(map(_compat.is_readable, own)):
                 return
             begins = ops.logical_and(
-                ops.equal(self.made, 0), ops.equal(ops.cast(iterations, "int32"), self.begins)
+                ops.equal(self.made, 0), ops.cast(iterations, "int32") <= self.begins
             )
             kernels.when(begins, lambda: copy_from_weights(pairs), [mean for mean, _ in pairs])
             self.settled = stepping or kernels.known(begins) is False

@@ -192,9 +192,16 @@ class Persistence:
 
 
 def note_new_weights(optimizer: Any) -> None:
-    """Notes that weights came without state: before the first step they are the anchors."""
+    """Notes that weights came without state: before the first step they are the anchors.
+
+    So they are the averages before these begin.
+    """
     parts = optimizer._parts
-    if parts is not None and int(optimizer.iterations) == 0:
+    if parts is None:
+        return
+    if parts.averages is not None:
+        parts.averages.settled = False
+    if int(optimizer.iterations) == 0:
         parts.anchors_are_due = True
 
 

@@ -369,3 +369,32 @@ def test_averages_of_statistics_go_with_their_layer_into_another_model():
     with kgo.averaged_weights(model):
         for value, expected in zip(weights(body), averaged, strict=True):
             np.testing.assert_array_equal(value, expected)
+
+
+def test_a_backup_goes_on_with_the_masks_of_a_dropout_without_a_seed(tmp_path):
+    def train(epochs: int, start: int, *callbacks: keras.callbacks.Callback) -> keras.Model:
+        keras.utils.set_random_seed(start)
+        layers = [keras.layers.Dense(6, name="enc"), keras.layers.Dropout(0.5)]
+        model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(2, name="head")])
+        compiled(model, rule="sgd", learning_rate=0.1)
+        model.fit(X, Y, 4, epochs, verbose=0, shuffle=False, callbacks=list(callbacks))
+        return model
+
+    straight = train(3, 0)
+    train(2, 0, kgo.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False))
+    resumed = train(3, 1, kgo.BackupAndRestore(tmp_path / "backup"))
+    for value, expected in zip(weights(resumed), weights(straight), strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+def test_weights_loaded_before_averages_begin_are_the_averages(tmp_path):
+    pretrained = two_layers()
+    pretrained.set_weights([value + 1.0 for value in weights(pretrained)])
+    pretrained.save_weights(tmp_path / "pretrained.weights.h5")
+    accumulating = compiled(two_layers(), gradient_accumulation_steps=2, ema=kgo.EMA(0.5))
+    starting_later = compiled(two_layers(), ema=kgo.EMA(0.5, start=2))
+    for model in (accumulating, starting_later):
+        kgo.load_weights(fit(model), tmp_path / "pretrained.weights.h5", optimizer=False)
+        with kgo.averaged_weights(model):
+            for value, expected in zip(weights(model), weights(pretrained), strict=True):
+                np.testing.assert_array_equal(value, expected)

@@ -12,9 +12,10 @@ import h5py
 import keras
 import numpy as np
 
-from keras_groupopt import _compat, atomic
+from keras_groupopt import _compat, atomic, kernels
 
 _SEEDS = "seeds"
+_GENERATORS = "generators"
 _NAME = re.compile(r"epoch-(\d+)\.weights\.h5")
 
 
@@ -22,7 +23,7 @@ class BackupAndRestore(keras.callbacks.Callback):
     """Goes on after the last whole epoch of a run that was killed, bit for bit.
 
     After each epoch it writes the weights, the optimizer's state and the seeds of layers such as
-    `Dropout` to `epoch-<epochs done>.weights.h5`, and keeps the last two such files. When `fit`
+    `Dropout` (on torch its generators too) to `epoch-<epochs done>.weights.h5`, and keeps the last two such files. When `fit`
     begins it loads the newest that can be read, and `fit` starts at that epoch.
 
     `keras.callbacks.BackupAndRestore` writes a file in place and the number of the epoch into
@@ -31,9 +32,8 @@ class BackupAndRestore(keras.callbacks.Callback):
     all, and its name holds the epoch.
 
     Give `fit` data in an order that the epoch decides (`shuffle=False`, or a dataset seeded by
-    it): the state of a generator that shuffles is not in a file of weights. On torch give random
-    layers a `seed=` (`Dropout(0.3, seed=1)`): without one they draw from torch's own generator. A
-    layer with LoRA goes on from equal outputs, but not bit for bit: Keras saves it merged.
+    it): the state of a generator that shuffles is not in a file of weights. A layer
+    with LoRA goes on from equal outputs, but not bit for bit: Keras saves it merged.
 
     Args:
         backup_dir: The folder of the backups, for this run alone; it is made if it is missing.
@@ -131,12 +131,20 @@ def _save(model: Any, path: pathlib.Path) -> None:
         group = file.create_group(_SEEDS)
         for place, variable in enumerate(_seeds(model)):
             group[str(place)] = keras.ops.convert_to_numpy(variable)
+        group = file.create_group(f"{_GENERATORS}/{keras.backend.backend()}")
+        for place, generator in enumerate(kernels.random_states()):
+            group[str(place)] = generator
 
 
 def _load(model: Any, path: pathlib.Path) -> None:
     variables = _seeds(model)
     with h5py.File(path) as file:
         seeds = [np.asarray(file[f"{_SEEDS}/{place}"]) for place in range(len(variables))]
+        # Another backend wrote those of its own.
+        own = file.get(f"{_GENERATORS}/{keras.backend.backend()}", {})
+        generators = [np.asarray(own[str(place)]) for place in range(len(own))]
     model.load_weights(path)
     for variable, seed in zip(variables, seeds, strict=True):
         variable.assign(seed)
+    if generators:
+        kernels.restore_random_states(generators)

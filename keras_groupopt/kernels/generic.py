@@ -26,6 +26,15 @@ def without_gradients() -> AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
+def random_states() -> list[Any]:
+    """Returns the states of the backend's own random generators, which layers draw from."""
+    return []
+
+
+def restore_random_states(states: Sequence[Any]) -> None:
+    """Sets what `random_states` returned."""
+
+
 def own(values: Sequence[Tensor]) -> list[Tensor]:
     """Returns values that an update cannot write through to the caller's."""
     return list(values)

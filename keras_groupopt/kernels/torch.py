@@ -23,6 +23,21 @@ def without_gradients() -> AbstractContextManager[Any]:
     return torch.no_grad()
 
 
+def random_states() -> list[Any]:
+    """Returns the states of torch's generators: a `Dropout` without a seed draws from them."""
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return [state.numpy() for state in (torch.get_rng_state(), *devices)]
+
+
+def restore_random_states(states: Sequence[Any]) -> None:
+    """Sets what `random_states` returned, of as many devices as there are."""
+    host, *devices = (torch.from_numpy(state) for state in states)
+    torch.set_rng_state(host)
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for device, state in enumerate(devices[:count]):
+        torch.cuda.set_rng_state(state, device)
+
+
 @torch.no_grad()
 def own(values: Sequence[Tensor]) -> list[Tensor]:
     """Returns values that an update cannot write through to the caller's.

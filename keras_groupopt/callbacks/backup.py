@@ -23,8 +23,9 @@ class BackupAndRestore(keras.callbacks.Callback):
     """Goes on after the last whole epoch of a run that was killed, bit for bit.
 
     After each epoch it writes the weights, the optimizer's state and the seeds of layers such as
-    `Dropout` (on torch its generators too) to `epoch-<epochs done>.weights.h5`, and keeps the last two such files. When `fit`
-    begins it loads the newest that can be read, and `fit` starts at that epoch.
+    `Dropout` (on torch its generators too) to `epoch-<epochs done>.weights.h5`, and keeps the last
+    two such files. When `fit` begins it loads the newest that can be read, and `fit` starts at that
+    epoch.
 
     `keras.callbacks.BackupAndRestore` writes a file in place and the number of the epoch into
     another: a process killed while it writes the first cannot resume, and one killed between the

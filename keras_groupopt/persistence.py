@@ -198,6 +198,8 @@ def note_new_weights(optimizer: Any) -> None:
         return
     if parts.averages is not None:
         parts.averages.settled = False
+        if int(parts.averages.made) == 0:
+            parts.averages.statistics.clear()
     if int(optimizer.iterations) == 0:
         parts.anchors_are_due = True
 

@@ -388,3 +388,15 @@ def test_state_and_model_stay_as_they_are_while_averages_are_in_the_weights_plac
         model.save(tmp_path / "export.keras")
     exported = keras.saving.load_model(tmp_path / "export.keras")
     assert (int(exported.optimizer.iterations), int(model.optimizer.iterations)) == (0, 3)
+
+
+def test_averages_of_statistics_do_not_outlive_a_load_of_state_without_them(tmp_path):
+    plain, model = with_statistics("body"), with_statistics("body")
+    fit(plain, 2).save_weights(tmp_path / "run.weights.h5")
+    model.fit(X + 1.0, Y, epochs=2, verbose=0, callbacks=[kgo.UseAveragedWeights()])
+    model.load_weights(tmp_path / "run.weights.h5")
+    for each in (model, plain):
+        with kgo.averaged_weights(each):
+            each.averaged = weights(each)
+    for value, expected in zip(model.averaged, plain.averaged, strict=True):
+        np.testing.assert_array_equal(value, expected)

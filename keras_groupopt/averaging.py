@@ -155,6 +155,12 @@ class Averages:
 
         return undo
 
+    def drop_statistics(self, keys: Sequence[str]) -> None:
+        """Drops the averages of statistics among keys: of other weights, they fit no more."""
+        for path in map(statistics_path, keys):
+            if path is not None:
+                del self.statistics[path]
+
     def entries(self) -> dict[str, Any]:
         """Returns the state to save beside one average per weight, by key."""
         found = {"@averages_made": self.made}

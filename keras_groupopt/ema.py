@@ -157,6 +157,11 @@ def as_average(
         raise TypeError(
             f"`ema` must be `kgo.EMA(...)` or `kgo.SWA(...)`. Received: ema={ema!r}.{hint}"
         )
+    if not isinstance(use_ema, bool):
+        raise TypeError(
+            f"`use_ema` must be True or False. Received: use_ema={use_ema!r}. The momentum is "
+            "`ema_momentum=`."
+        )
     if not use_ema:
         if ema_overwrite_frequency is not None:
             raise ValueError(

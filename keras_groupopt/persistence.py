@@ -172,6 +172,12 @@ class Persistence:
 
     def _accept(self, saved: state.Saved, terms: state.Terms) -> state.Report:
         """Takes state, now or when built."""
+        if self._parts is not None and self._parts.averages_in_weights:
+            raise ValueError(
+                "The optimizer state must not be loaded within `kgo.averaged_weights`, which "
+                "puts back the weights of before. Received: averages in the weights' place. Load "
+                "outside of the block."
+            )
         if self._parts is None:
             declared = self._declaration.defaults.learning_rate
             self._declaration.pending = (state.give_early(self, declared, saved), terms)
@@ -201,6 +207,8 @@ def note_new_weights(optimizer: Any) -> None:
         return
     if parts.averages is not None:
         parts.averages.settled = False
+        if int(parts.averages.made) == 0:
+            parts.averages.statistics.clear()
     if int(optimizer.iterations) == 0:
         parts.anchors_are_due = True
 

@@ -76,6 +76,11 @@ class Rebuilding:
         ['default/head/kernel/momentums', 'default/head/bias/momentums']
         """
         _check_model(model)
+        if self._parts is not None and self._parts.averages_in_weights:
+            raise ValueError(
+                "`rebuild` must be called when the model has its weights. Received: averages in "
+                "their place. Call it outside of `kgo.averaged_weights(model)`."
+            )
         before = self._declaration
         old, tracked = self._parts, len(self._variables)
         # The optimizer resolves what it declares: for the length of the try, the new declaration.

@@ -478,6 +478,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: sgd(ema=0.9), TypeError, r"`ema` must be `kgo.EMA.*Write `ema=kgo.EMA\(0.9\)`"),
     (lambda: sgd(ema=kgo.EMA), TypeError, "`ema` must be `kgo.EMA"),
     (lambda: sgd(ema=kgo.EMA(), use_ema=True), ValueError, "Only one of `use_ema` and `ema`"),
+    (lambda: sgd(use_ema=0.999), TypeError, r"use_ema=0.999. The momentum is `ema_momentum=`"),
     (lambda: sgd(ema_overwrite_frequency=2), ValueError, "must come with `use_ema=True`"),
     (lambda: sgd(use_ema=True, ema_overwrite_frequency=0), ValueError, "an integer >= 1"),
     (lambda: sgd(use_ema=True, ema_momentum=1.5), ValueError, r"`ema_momentum` must be .*1\.5"),

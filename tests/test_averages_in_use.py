@@ -414,6 +414,7 @@ def test_callbacks_passed_to_the_callback_act_on_batches_too(tmp_path):
         ),
         (lambda: {"callbacks": kgo.UseAveragedWeights()}, ValueError, "UseAveragedWeights. Put"),
         (lambda: {"batch_norm": "mean"}, ValueError, '`batch_norm` must be "average"'),
+        (lambda: {"batch_norm": True}, ValueError, '`batch_norm` must be "average"'),
         (lambda: {"batch_norm": None}, ValueError, '`batch_norm` must be "average"'),
     ],
 )

@@ -398,3 +398,29 @@ def test_weights_loaded_before_averages_begin_are_the_averages(tmp_path):
         with kgo.averaged_weights(model):
             for value, expected in zip(weights(model), weights(pretrained), strict=True):
                 np.testing.assert_array_equal(value, expected)
+
+
+def test_state_and_model_stay_as_they_are_while_averages_are_in_the_weights_place(tmp_path):
+    model = fit(compiled(two_layers(), ema=kgo.EMA(0.5)), 2)
+    model.save_weights(tmp_path / "run.weights.h5")
+    fit(model)
+    with kgo.averaged_weights(model):
+        with pytest.raises(ValueError, match="within `kgo.averaged_weights`"):
+            model.load_weights(tmp_path / "run.weights.h5")
+        with pytest.raises(ValueError, match="Call it outside of `kgo.averaged_weights"):
+            model.optimizer.rebuild(model)
+        model.save(tmp_path / "export.keras")
+    exported = keras.saving.load_model(tmp_path / "export.keras")
+    assert (int(exported.optimizer.iterations), int(model.optimizer.iterations)) == (0, 3)
+
+
+def test_averages_of_statistics_do_not_outlive_a_load_of_state_without_them(tmp_path):
+    plain, model = with_statistics("body"), with_statistics("body")
+    fit(plain, 2).save_weights(tmp_path / "run.weights.h5")
+    model.fit(X + 1.0, Y, epochs=2, verbose=0, callbacks=[kgo.UseAveragedWeights()])
+    model.load_weights(tmp_path / "run.weights.h5")
+    for each in (model, plain):
+        with kgo.averaged_weights(each):
+            each.averaged = weights(each)
+    for value, expected in zip(model.averaged, plain.averaged, strict=True):
+        np.testing.assert_array_equal(value, expected)

@@ -82,7 +82,8 @@ class UseAveragedWeights(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.callbacks = _checked(callbacks)
-        if batch_norm is None or (isinstance(batch_norm, str) and batch_norm not in _BATCH_NORM):
+        known = not isinstance(batch_norm, str) or batch_norm in _BATCH_NORM
+        if batch_norm is None or isinstance(batch_norm, (bool, int, float)) or not known:
             raise ValueError(
                 '`batch_norm` must be "average", "raw" or inputs to estimate from. Received: '
                 f"batch_norm={batch_norm!r}."

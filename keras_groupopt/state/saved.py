@@ -135,6 +135,8 @@ def give(
     parts.due_anchors = frozenset(str(key.owner) for key in fresh if key.slot == keys.ANCHOR)
     fresh = [keys.parse(key) for key in report.fresh]
     parts.due_averages = frozenset(str(key.owner) for key in fresh if key.slot == keys.AVERAGE)
+    if averages is not None:
+        averages.drop_statistics(report.fresh)
     _settle(parts, pairs, saved.values[keys.ITERATIONS])
     _tell(report, saved.values)
     terms.report.fill(report)

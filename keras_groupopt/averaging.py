@@ -205,7 +205,7 @@ class Averages:
             return
         own = (self.made, iterations, *(variable for pair in pairs for variable in pair))
         with kernels.outside_compiled_step():
-            if not all(map(_compat.is_readable, own)):
+            if not all(map(_compat.is_readable, own)) or any(map(kernels.is_gone, own)):
                 return
             begins = ops.logical_and(
                 ops.equal(self.made, 0), ops.cast(iterations, "int32") <= self.begins

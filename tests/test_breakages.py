@@ -425,3 +425,13 @@ def test_a_load_that_fails_leaves_averages_of_statistics_as_they_were(tmp_path):
     with kgo.averaged_weights(model):
         for value, expected in zip(weights(model), averaged, strict=True):
             np.testing.assert_array_equal(value, expected)
+
+
+def test_training_batch_by_batch_averages_as_fit_does():
+    fitted, stepped = (compiled(two_layers(), ema=kgo.EMA(0.5)) for _ in range(2))
+    fit(fitted, 3)
+    for _ in range(3):
+        stepped.train_on_batch(X, Y)
+    assert_equal(stepped, fitted)
+    with kgo.averaged_weights(stepped), kgo.averaged_weights(fitted):
+        assert_equal(stepped, fitted)

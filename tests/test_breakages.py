@@ -381,9 +381,9 @@ def test_state_and_model_stay_as_they_are_while_averages_are_in_the_weights_plac
     model.save_weights(tmp_path / "run.weights.h5")
     fit(model)
     with kgo.averaged_weights(model):
-        with pytest.raises(ValueError, match="within `kgo.averaged_weights`"):
+        with pytest.raises(ValueError, match=r"within `kgo\.averaged_weights`"):
             model.load_weights(tmp_path / "run.weights.h5")
-        with pytest.raises(ValueError, match="Call it outside of `kgo.averaged_weights"):
+        with pytest.raises(ValueError, match=r"outside of `kgo\.averaged_weights"):
             model.optimizer.rebuild(model)
         model.save(tmp_path / "export.keras")
     exported = keras.saving.load_model(tmp_path / "export.keras")

@@ -155,6 +155,19 @@ class Averages:
 
         return undo
 
+    def remember(self) -> Callable[[], None]:
+        """Returns a function that puts back what is not among the optimizer's variables."""
+        fields = (self.settled, self.begins, dict(self.statistics), self.statistics_made)
+        own = [*self.statistics.values(), self.statistics_made]
+        values = [(v, ops.copy(ops.convert_to_tensor(v))) for v in own if v is not None]
+
+        def put_back() -> None:
+            self.settled, self.begins, self.statistics, self.statistics_made = fields
+            for variable, value in values:
+                variable.assign(value)
+
+        return put_back
+
     def drop_statistics(self, keys: Sequence[str]) -> None:
         """Drops the averages of statistics among keys: of other weights, they fit no more."""
         for path in map(statistics_path, keys):
@@ -192,7 +205,7 @@ class Averages:
             return
         own = (self.made, iterations, *(variable for pair in pairs for variable in pair))
         with kernels.outside_compiled_step():
-            if not all(map(_compat.is_readable, own)):
+            if not all(map(_compat.is_readable, own)) or any(map(kernels.is_gone, own)):
                 return
             begins = ops.logical_and(
                 ops.equal(self.made, 0), ops.cast(iterations, "int32") <= self.begins

@@ -218,10 +218,13 @@ def remember(optimizer: Any) -> Callable[[], None]:
     declaration, parts = optimizer._declaration, optimizer._parts
     pending = declaration.pending
     due = None if parts is None else parts.due
+    averages = None if parts is None or parts.averages is None else parts.averages.remember()
     unknown = [] if parts is None else [group.anchors_unknown for group in parts.groups]
 
     def put_back() -> None:
         declaration.pending = pending
+        if averages is not None:
+            averages()
         if parts is not None and due is not None:
             parts.due = due
             for group, value in zip(parts.groups, unknown, strict=True):

@@ -424,3 +424,38 @@ def test_averages_of_statistics_do_not_outlive_a_load_of_state_without_them(tmp_
             each.averaged = weights(each)
     for value, expected in zip(model.averaged, plain.averaged, strict=True):
         np.testing.assert_array_equal(value, expected)
+
+
+def test_a_load_that_fails_leaves_averages_of_statistics_as_they_were(tmp_path):
+    def train(width: int) -> keras.Model:
+        layers = [
+            keras.layers.Dense(width, trainable=False, name="still"),
+            keras.layers.Reshape((width, 1)),
+            keras.layers.GlobalAveragePooling1D(),
+            keras.layers.BatchNormalization(name="norm"),
+            keras.layers.Dense(2, name="head"),
+        ]
+        model = keras.Sequential([keras.Input((4,)), *layers])
+        compiled(model, ema=kgo.EMA(0.9))
+        model.fit(X * width, Y, epochs=2, verbose=0, callbacks=[kgo.UseAveragedWeights()])
+        return model
+
+    train(3).save_weights(tmp_path / "run.weights.h5")
+    model = train(4)
+    with kgo.averaged_weights(model):
+        averaged = weights(model)
+    with pytest.raises(ValueError, match="are as they were"):
+        kgo.load_weights(model, tmp_path / "run.weights.h5")
+    with kgo.averaged_weights(model):
+        for value, expected in zip(weights(model), averaged, strict=True):
+            np.testing.assert_array_equal(value, expected)
+
+
+def test_training_batch_by_batch_averages_as_fit_does():
+    fitted, stepped = (compiled(two_layers(), ema=kgo.EMA(0.5)) for _ in range(2))
+    fit(fitted, 3)
+    for _ in range(3):
+        stepped.train_on_batch(X, Y)
+    assert_equal(stepped, fitted)
+    with kgo.averaged_weights(stepped), kgo.averaged_weights(fitted):
+        assert_equal(stepped, fitted)

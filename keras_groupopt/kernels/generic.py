@@ -35,6 +35,11 @@ def restore_random_states(states: Sequence[Any]) -> None:
     """Sets what `random_states` returned."""
 
 
+def is_gone(variable: Any) -> bool:
+    """Whether a step that was just made has taken a variable's value, and not given one back."""
+    return False
+
+
 def own(values: Sequence[Tensor]) -> list[Tensor]:
     """Returns values that an update cannot write through to the caller's."""
     return list(values)

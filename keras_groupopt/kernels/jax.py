@@ -11,6 +11,12 @@ import keras
 Tensor = Any
 
 
+def is_gone(variable: Any) -> bool:
+    """Whether a variable's buffer was donated: `train_on_batch` then assigns one after another."""
+    value = variable.value
+    return not isinstance(value, jax.core.Tracer) and value.is_deleted()
+
+
 def known(predicate: Tensor) -> bool | None:
     """Returns a boolean scalar's value, or `None` while a step is being compiled."""
     return None if isinstance(predicate, jax.core.Tracer) else bool(predicate)

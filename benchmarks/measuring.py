@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import os
 import pathlib
 import platform
@@ -122,3 +123,13 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def write(result: Mapping[str, Any], output: pathlib.Path | None) -> None:
+    """Writes a result as JSON to a file, or to standard output where none is given."""
+    text = json.dumps(result, indent=2)
+    if output is None:
+        print(text)
+    else:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(text + "\n")

@@ -8,7 +8,6 @@ See README.md in this folder for what is compared and how to read the result.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pathlib
 import sys
@@ -163,12 +162,7 @@ def main() -> None:
         "steps": steps,
         "files": files(model, pattern, settings.file_repeats),
     }
-    text = json.dumps(result, indent=2)
-    if settings.output is None:
-        print(text)
-    else:
-        settings.output.parent.mkdir(parents=True, exist_ok=True)
-        settings.output.write_text(text + "\n")
+    measuring.write(result, settings.output)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ See README.md in this folder for what is compared and how to read the result.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import pathlib
 import sys
@@ -257,12 +256,7 @@ def main() -> None:
     result["file_size"] = weigh(model, pattern)
     result["targets"] = targets(result["steps"])
     result["machine"]["load_average_after"] = measuring.machine()["load_average"]
-    text = json.dumps(result, indent=2)
-    if settings.output is None:
-        print(text)
-    else:
-        settings.output.parent.mkdir(parents=True, exist_ok=True)
-        settings.output.write_text(text + "\n")
+    measuring.write(result, settings.output)
 
 
 if __name__ == "__main__":

@@ -58,10 +58,15 @@ def write(write_file: Callable[[pathlib.Path], None], path: str | os.PathLike[st
     partial = target.with_name(f".{name}.partial.weights.h5")
     try:
         write_file(partial)
-        _flush(partial)
-        os.replace(partial, target)
+        put_in_place(partial, target)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def put_in_place(partial: pathlib.Path, target: pathlib.Path) -> None:
+    """Gives a file that was written beside its place the name it is to have, in one step."""
+    _flush(partial)
+    os.replace(partial, target)
     # The name, too, must outlast a loss of power. Windows cannot open folders.
     with contextlib.suppress(OSError):
         _flush(target.parent)

@@ -201,8 +201,6 @@ class Averages:
             iterations: The optimizer's step counter.
             stepping: Whether an optimizer step follows, so that the averages are settled.
         """
-        if self.settled:
-            return
         own = (self.made, iterations, *(variable for pair in pairs for variable in pair))
         with kernels.outside_compiled_step():
             if not all(map(_compat.is_readable, own)) or any(map(kernels.is_gone, own)):

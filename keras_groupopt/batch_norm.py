@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_groupopt import _compat, kernels
+from keras_groupopt import _compat, kernels, walk
 from keras_groupopt.arguments import check_count
 
 _ESTIMATED = ("moving_mean", "moving_variance", "moving_stddev")
@@ -22,17 +22,9 @@ _ESTIMATED = ("moving_mean", "moving_variance", "moving_stddev")
 
 def layers_of(model: Any) -> list[Any]:
     """Returns the layers below `model` with moving statistics that training moves, each once."""
-    found = {}
-    pending = [model]
-    while pending:
-        layer = pending.pop()
-        if id(layer) in found:
-            continue
-        found[id(layer)] = layer
-        pending += reversed(_compat.child_layers(layer))
     return [
         layer
-        for layer in found.values()
+        for layer in walk.layers(model)
         if layer.trainable
         and all(getattr(layer, name, None) is not None for name in _ESTIMATED[:2])
     ]

@@ -89,16 +89,13 @@ class GroupParts:
     def _add_beside(self, optimizer: Any, index: int, name: str, copied: bool) -> Any:
         """Makes a variable of the shape and layout of a weight, and of at least float32."""
         reference = self.variables[index]
-        variable = optimizer.add_variable(
+        return optimizer.add_variable(
             shape=reference.shape,
             initializer=_copy_of(reference) if copied else "zeros",
             dtype=wide_dtype(reference),
             layout=_compat.layout_of(reference),
             name=name,
         )
-        path = self.planned.variables[index].path
-        _compat.set_path(variable, f"{self._prefix}/{path}/{name}")
-        return variable
 
     def _add_scalar(self, name: str, declared: Any, optimizer: Any) -> None:
         scalar = Scalar(name, declared, self.planned.group.where)
@@ -113,9 +110,6 @@ class GroupParts:
         self.rule.build(ruled)
         _compat.track_all_state(self.rule)
         self.slots = slots.slot_names(self.rule, len(ruled))
-        for variable in self.rule.variables:
-            if not variable.path.startswith(f"{self._prefix}/"):
-                _compat.set_path(variable, f"{self._prefix}/{self.slots[id(variable)][1]}")
         self.ruled = ruled
         self._ruled_places = {id(variable): place for place, variable in enumerate(ruled)}
 
@@ -143,11 +137,6 @@ class GroupParts:
                 anchor.assign(keras.ops.copy(keras.ops.convert_to_tensor(variable)))
         if only is None:
             self.anchors_unknown = False
-
-    def average_pairs(self, only: Collection[str]) -> list[tuple[Any, Any]]:
-        """Returns the averages of the paths in `only`, and their variables."""
-        own = zip(self.averages, self.variables, self.planned.variables, strict=True)
-        return [(mean, v) for mean, v, planned in own if mean is not None and planned.path in only]
 
     def drift(self) -> Tensor:
         """Returns `‖w − a‖` over the anchored variables, a float32 scalar."""

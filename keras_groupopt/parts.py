@@ -149,14 +149,16 @@ class Parts:
             iterations: The optimizer's step counter.
             stepping: Whether an optimizer step follows.
         """
-        if self.averages is not None:
+        if self.averages is not None and not self.averages.settled:
             self.averages.start(self.average_pairs(), iterations, stepping)
         if self.due_averages:
             due, self.due_averages = self.due_averages, frozenset()
+            places = [
+                [index for index, v in enumerate(group.planned.variables) if v.path in due]
+                for group in self.groups
+            ]
             with kernels.outside_compiled_step():
-                averaging.copy_from_weights(
-                    [pair for group in self.groups for pair in group.average_pairs(due)]
-                )
+                averaging.copy_from_weights(self.average_pairs(places))
         if self.anchors_are_due or self.due_anchors:
             only = None if self.anchors_are_due else self.due_anchors
             self.anchors_are_due, self.due_anchors = False, frozenset()

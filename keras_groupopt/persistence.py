@@ -20,6 +20,7 @@ class Persistence:
     _iterations: Any
     _variables: list[Any]
     _layout: Any
+    _built_parts: Any
 
     @property
     def variables(self) -> list[Any]:
@@ -163,12 +164,7 @@ class Persistence:
         pending = self._declaration.pending
         if pending is not None:
             return state.as_pending(self, pending[0])
-        if self._parts is None:
-            raise ValueError(
-                f"`{asked}` needs a built optimizer. Received: one that is not built. Call "
-                "`optimizer.build(model.trainable_variables)` first."
-            )
-        return state.take(self, self._parts)
+        return state.take(self, self._built_parts(asked))
 
     def _accept(self, saved: state.Saved, terms: state.Terms) -> state.Report:
         """Takes state, now or when built."""

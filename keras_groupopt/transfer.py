@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import keras
-
 from keras_groupopt import state, walk
+from keras_groupopt.callbacks.unwrap import unwrap
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.parts import Parts
 from keras_groupopt.plan import Plan
@@ -89,9 +88,7 @@ def _present(optimizer: GroupedOptimizer, old: Parts) -> tuple[dict[int, str], P
 
 
 def _grouped(name: str, optimizer: Any) -> GroupedOptimizer:
-    inner = optimizer
-    while isinstance(inner, keras.optimizers.LossScaleOptimizer):
-        inner = inner.inner_optimizer
+    inner = unwrap(optimizer)
     if not isinstance(inner, GroupedOptimizer):
         raise TypeError(
             f"`{name}` must be a GroupedOptimizer. Received: {name}={inner!r} of type "

@@ -8,7 +8,7 @@ writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -19,13 +19,25 @@ from keras_groupopt import _compat
 from keras_groupopt.naming import automatic_bases, number_siblings, snake_case
 from keras_groupopt.variable_info import LayerInfo, VariableCatalog, VariableInfo
 
-__all__ = ["describe_model", "describe_variables"]
+__all__ = ["describe_model", "describe_variables", "layers"]
 
 # A layer may sit in many places, and a chain of layers that each hold the next one twice would have
 # exponentially many paths; beyond this many places of one layer no more aliases are collected.
 _MOST_PLACES = 256
 
 _Names = tuple[str, ...]
+
+
+def layers(model: keras.Layer) -> Iterator[keras.Layer]:
+    """Yields a model and all layers below it, each once, from the top down."""
+    seen: set[int] = set()
+    pending = [model]
+    while pending:
+        layer = pending.pop()
+        if id(layer) not in seen:
+            seen.add(id(layer))
+            yield layer
+            pending += reversed(_compat.child_layers(layer))
 
 
 def describe_model(model: keras.Layer) -> VariableCatalog:

@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_groupopt import wording
+from keras_groupopt.callbacks.unwrap import unwrap
 from keras_groupopt.converters import layouts
 from keras_groupopt.group_parts import GroupParts
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
@@ -86,8 +87,7 @@ def load_torch_state(
     >>> int(optimizer.iterations)
     7
     """
-    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
+    optimizer = unwrap(optimizer)
     if not isinstance(optimizer, GroupedOptimizer):
         raise TypeError(
             "`optimizer` must be a GroupedOptimizer. Received: "

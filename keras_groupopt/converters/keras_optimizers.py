@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_groupopt import _compat, selectors, walk, wording
+from keras_groupopt.callbacks.unwrap import unwrap
 from keras_groupopt.converters import exact_rates
 from keras_groupopt.converters.copied_state import copy_state
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
@@ -131,9 +132,7 @@ def from_optimizer(optimizer: Any, model: Any, groups: Any = None) -> GroupedOpt
     >>> kgo.from_optimizer(keras.optimizers.Adam(0.25), model).plan["default"].group.rule
     rule(adam)
     """
-    inner = optimizer
-    while isinstance(inner, keras.optimizers.LossScaleOptimizer):
-        inner = inner.inner_optimizer
+    inner = unwrap(optimizer)
     where = "`from_optimizer`"
     if not isinstance(inner, keras.optimizers.Optimizer):
         raise TypeError(
@@ -163,8 +162,7 @@ def from_optimizer(optimizer: Any, model: Any, groups: Any = None) -> GroupedOpt
 
 
 def _unwrap(optimizer: Any) -> Any:
-    while isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
+    optimizer = unwrap(optimizer)
     classes = [getattr(keras.optimizers, name, None) for name in ("MultiOptimizer", "OptimizerMap")]
     known = tuple(cls for cls in classes if cls is not None)
     if not isinstance(optimizer, known):

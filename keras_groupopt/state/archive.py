@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pathlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
+from keras_groupopt import atomic
 from keras_groupopt.state import manifest, store
 from keras_groupopt.state.keys import stored_name
 from keras_groupopt.state.saved import Saved
@@ -33,9 +35,7 @@ def write_file(path: str | os.PathLike[str], saved: Saved) -> None:
         with os.fdopen(handle, "wb") as file:
             plain: dict[str, Any] = {name: _plain(array) for name, array in arrays.items()}
             np.savez(file, **plain)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        atomic.put_in_place(pathlib.Path(temporary), pathlib.Path(path))
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)

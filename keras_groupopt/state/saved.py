@@ -121,7 +121,9 @@ def give(
             "The file holds averages of another kind (EMA or SWA): those of this optimizer begin "
             "at the present weights."
         )
-        anew = [key for key in pairs if key == "@averages_made" or key.endswith("/@average")]
+        anew = [
+            key for key in pairs if key == "@averages_made" or keys.parse(key).slot == keys.AVERAGE
+        ]
         for key in anew:
             del pairs[key]
             report.kept.remove(key)
@@ -131,9 +133,9 @@ def give(
             entries[key].assign(saved.values[saved_key])
     parts.anchors_are_due = False
     # The weights that come with the state are where a run that has not begun starts from.
-    fresh = [keys.parse(key) for key in report.fresh if not_begun]
-    parts.due_anchors = frozenset(str(key.owner) for key in fresh if key.slot == keys.ANCHOR)
     fresh = [keys.parse(key) for key in report.fresh]
+    anchors = (str(key.owner) for key in fresh if key.slot == keys.ANCHOR)
+    parts.due_anchors = frozenset(anchors if not_begun else ())
     parts.due_averages = frozenset(str(key.owner) for key in fresh if key.slot == keys.AVERAGE)
     if averages is not None:
         averages.drop_statistics(report.fresh)

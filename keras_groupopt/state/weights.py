@@ -7,19 +7,19 @@ which layer is its own business.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import keras
 
-from keras_groupopt import _compat
+from keras_groupopt import walk
 from keras_groupopt.state.checksums import checksum_of
 
 
 def checksums_of(model: Any) -> dict[str, list[int]]:
     """Returns the checksums of all that a model's layers write, by shape."""
     found: dict[str, list[int]] = {}
-    for layer in _layers(model):
+    for layer in walk.layers(model):
         store: dict[str, Any] = {}
         try:
             layer.save_own_variables(store)
@@ -50,18 +50,6 @@ def differing(saved: Mapping[str, Iterable[int]], arrays: Iterable[Any]) -> list
         if wanted - there and there - wanted:
             wrong.append(kind)
     return wrong
-
-
-def _layers(model: Any) -> Iterator[Any]:
-    """Yields a model and all layers below it, each once."""
-    seen: set[int] = set()
-    pending = [model]
-    while pending:
-        layer = pending.pop()
-        if id(layer) not in seen:
-            seen.add(id(layer))
-            yield layer
-            pending += _compat.child_layers(layer)
 
 
 def _kind(array: Any) -> str:

@@ -14,7 +14,7 @@ quiet=${CI:+--quiet}
 if ! "$directory/bin/python" -m pip install $quiet --disable-pip-version-check --no-input "$@" \
     2> >(tee "$errors" >&2); then
     sleep 1 # lets tee finish
-    if grep -q 'distribution.*torch==' "$errors"; then
+    if grep -Eq '(distribution.*|Cannot install )torch==' "$errors"; then
         cat >&2 <<'MESSAGE'
 
 pip does not find the CPU build of PyTorch that requirements/torch.txt pins. Two ways on:

@@ -41,6 +41,18 @@ from keras_groupopt.selectors import variables as variables
 from keras_groupopt.selectors import where as where
 from keras_groupopt.state.matching import Report as Report
 from keras_groupopt.state.resuming import resuming as resuming
+from keras_groupopt.training.batch import Batch as Batch
+from keras_groupopt.training.gradient_rule import GradientRule as GradientRule
+from keras_groupopt.training.gradient_rule import Hyperparameter as Hyperparameter
+from keras_groupopt.training.gradient_rule import SingleGradient as SingleGradient
+from keras_groupopt.training.model import SharpnessAware as SharpnessAware
+from keras_groupopt.training.model import SharpnessAwareModel as SharpnessAwareModel
+from keras_groupopt.training.model import SharpnessAwareSequential as SharpnessAwareSequential
+from keras_groupopt.training.model import sharpness_aware as sharpness_aware
+from keras_groupopt.training.rules import ASAM as ASAM
+from keras_groupopt.training.rules import GSAM as GSAM
+from keras_groupopt.training.rules import SAM as SAM
+from keras_groupopt.training.rules import LookSAM as LookSAM
 from keras_groupopt.transfer import transfer_state as transfer_state
 
 __version__ = "0.1.0"

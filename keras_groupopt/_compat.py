@@ -11,10 +11,17 @@ import keras
 import numpy as np
 from keras.src.backend.common import stateless_scope
 
+# The class of `keras.Model(inputs, outputs)`, which has no public name.
+from keras.src.models.functional import Functional
+
 __all__ = [
+    "Functional",
+    "all_layers",
     "built_variables",
+    "call_for_training",
     "callback_list_of",
     "child_layers",
+    "compute_loss",
     "declared_learning_rate",
     "has_decay_exclusion",
     "inner_optimizer_of",
@@ -33,8 +40,12 @@ __all__ = [
     "set_path",
     "skip_step",
     "start_at_epoch",
+    "structures",
     "track_all_state",
+    "track_loss",
     "untrack",
+    "update_metrics",
+    "with_layouts",
 ]
 
 
@@ -262,3 +273,40 @@ def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
     A callback gets `fit`'s arguments too late to change them; `fit` reads this once it began.
     """
     model._initial_epoch = epoch
+
+
+def all_layers(model: keras.Sequential) -> list[keras.Layer]:
+    """Returns the layers of a Sequential model with its input layer, which `layers` leaves out."""
+    return list(model._layers)
+
+
+def structures(model: keras.Model) -> tuple[Any, Any]:
+    """Returns a functional model's inputs and outputs as they were given; else they are flat."""
+    return model._inputs_struct, model._outputs_struct
+
+
+def call_for_training(model: Any, x: Any) -> Any:
+    """Calls a model as Keras' training step does: `call` may have no `training` argument."""
+    return model(x, training=True) if model._call_has_training_arg else model(x)
+
+
+def compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
+    """Returns the loss as Keras' training step does: `compute_loss` may have no `training`."""
+    return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+
+
+def track_loss(model: Any, loss: Any, x: Any) -> None:
+    """Adds the loss of a batch to the mean that `fit` shows, whose metric has no public name."""
+    count = keras.ops.shape(next(leaf for leaf in keras.tree.flatten(x) if leaf is not None))[0]
+    model._loss_tracker.update_state(loss, sample_weight=count)
+
+
+def update_metrics(model: Any, values: Any, loss: Any, *batch: Any) -> tuple[Any, Any]:
+    """Returns the logs of a batch and the values of the metrics' variables after it (JAX)."""
+    return model._update_metrics_variables(values, loss, *batch)
+
+
+def with_layouts(model: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Returns the state of a training step on JAX, laid out over devices as Keras 3.10 wants it."""
+    enforce = getattr(model, "_enforce_jax_state_sharding", None)
+    return state if enforce is None else tuple(enforce(*state))

@@ -12,6 +12,7 @@ import keras
 from keras_groupopt import kernels, memory, resolve, walk, wording
 from keras_groupopt import plan as planning
 from keras_groupopt.declaration import Declaration
+from keras_groupopt.gradient_state import Wanted
 from keras_groupopt.group_parts import overwritten_by_gradient
 from keras_groupopt.parts import Parts
 
@@ -25,6 +26,7 @@ class Binding:
     _trainable_variables_indices: Any
     _var_key: Any
     _built_parts: Any
+    rebuild: Any
 
     @property
     def plan(self) -> planning.Plan:
@@ -70,6 +72,34 @@ class Binding:
                     "GroupedOptimizer for another model."
                 )
         self._declaration.model = weakref.ref(model)
+
+    def keep_for_gradient_rule(self, wanted: Wanted, model: Any) -> None:
+        """Keeps, and saves, what the gradient rule of a model asks for, instead of another's.
+
+        A model with a gradient rule calls it when it is compiled.
+
+        Args:
+            wanted: What to keep.
+            model: The model. It becomes the optimizer's, where that has another or none.
+
+        Raises:
+            ValueError: If a built optimizer does not fit the model.
+        """
+        declaration = self._declaration
+        before = declaration.gradient_rule
+        if self._parts is None:
+            declaration.gradient_rule = wanted
+            if declaration.records is None:
+                self.bind(model)
+            return
+        if declaration.live_model(required=False) is not model:
+            self.bind(model)
+        declaration.gradient_rule = wanted
+        try:
+            self.rebuild(model)
+        except BaseException:
+            declaration.gradient_rule = before
+            raise
 
     def check_model(self, model: Any) -> None:
         """Refuses a model that the built optimizer cannot go on training as it is now.

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_groupopt.arguments import check_number, is_schedule
+from keras_groupopt.gradient_state import Wanted
 from keras_groupopt.plan import Defaults, Plan
 
 
@@ -25,6 +26,8 @@ class Declaration:
         self.records_provisional = False
         self.current: dict[tuple[str, str], float] = {}
         self.pending: tuple[Any, Any] | None = None
+        # What the gradient rule of the model asks to be kept.
+        self.gradient_rule: Wanted | None = None
 
     @property
     def resting(self) -> list[dict[str, Any]]:

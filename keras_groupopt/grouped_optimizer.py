@@ -260,7 +260,10 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
 
     def _make_parts(self, plan: planning.Plan, variables: list[Any]) -> Parts:
         # A build that fails leaves nothing behind: what may fail comes before what is kept.
-        parts = Parts(plan, variables, self._declaration.live_model(required=False))
+        declaration = self._declaration
+        parts = Parts(
+            plan, variables, declaration.live_model(required=False), declaration.gradient_rule
+        )
         for planned in plan.groups:
             if planned.group.rule is not None:
                 registry.claim_instance(planned.group.rule, self, planned.group.where)

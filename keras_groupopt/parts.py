@@ -9,6 +9,7 @@ from keras_groupopt import averaging, kernels
 from keras_groupopt.accumulation import Window
 from keras_groupopt.averaging import Averages, Pair
 from keras_groupopt.finiteness import Guard
+from keras_groupopt.gradient_state import GradientState, Wanted
 from keras_groupopt.group_parts import GroupParts
 from keras_groupopt.memory import bytes_of
 from keras_groupopt.naming import plain_names
@@ -24,8 +25,11 @@ class Parts:
     save and count them a second time.
     """
 
-    def __init__(self, plan: Plan, variables: Sequence[Any], model: Any) -> None:
+    def __init__(
+        self, plan: Plan, variables: Sequence[Any], model: Any, wanted: Wanted | None = None
+    ) -> None:
         self.plan = plan
+        self.gradient_state = None if wanted is None else GradientState(wanted)
         defaults = plan.defaults
         steps = defaults.gradient_accumulation_steps
         self.window = None if steps is None else Window(steps)
@@ -66,6 +70,13 @@ class Parts:
                 own.make_variables(optimizer)
         for group in self.groups:
             group.make_variables(optimizer, self.averages is not None, self.window is not None)
+        if self.gradient_state is not None:
+            self.gradient_state.make_variables(optimizer, self.moving)
+
+    @property
+    def moving(self) -> list[Any]:
+        """The variables of groups that are not frozen."""
+        return [v for group in self.groups if not group.frozen for v in group.variables]
 
     @property
     def averages_in_weights(self) -> bool:
@@ -185,6 +196,12 @@ class Parts:
             found.update(self.averages.entries())
         for group in self.groups:
             found.update(group.entries())
+        if self.gradient_state is not None:
+            found.update(self.gradient_state.entries())
+            for group in self.groups:
+                for variable, planned in zip(group.variables, group.planned.variables, strict=True):
+                    for slot, own in self.gradient_state.beside(variable).items():
+                        found[f"{group.name}/{planned.path}/{slot}"] = own
         return found
 
     @property
@@ -213,4 +230,8 @@ class Parts:
                 for planned, beside in zip(group.planned.variables, own, strict=True):
                     if beside is not None:
                         sizes[planned.position] += bytes_of(beside.shape, beside.dtype)
+            if self.gradient_state is not None:
+                for variable, planned in zip(group.variables, group.planned.variables, strict=True):
+                    for own in self.gradient_state.beside(variable).values():
+                        sizes[planned.position] += bytes_of(own.shape, own.dtype)
         return sizes

@@ -72,7 +72,7 @@ class Persistence:
         elif self._parts is not None and not self._parts.averages_in_weights:
             self._parts.capture_due(self._iterations)
             entries = state.entries_of(self, self._parts)
-            layout = state.manifest_of(entries, self._parts.plan)
+            layout = state.manifest_of(entries, self._parts)
             model = self._declaration.live_model(required=False)
             state.write(store, layout, entries, model)
 

@@ -121,7 +121,7 @@ class Rebuilding:
             return terms.report
         old.capture_due(self.iterations)
         entries = state.entries_of(self, old)
-        saved = state.Saved(state.manifest_of(entries, old.plan), entries)
+        saved = state.Saved(state.manifest_of(entries, old), entries)
         saved, left_out = carried(saved, old, parts.paths, parts.plan)
         # Through the device, one at a time: models are large.
         saved = state.Saved(saved.manifest, Copies(saved.values))

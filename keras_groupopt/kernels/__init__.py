@@ -2,7 +2,7 @@
 
 `generic.py` states each operation in `keras.ops`; a backend's file replaces those it has a faster
 or a more general form of (lists at once on torch, sparse gradients on TensorFlow), and adds the
-ones that no two backends share: `known` and `conditional`.
+ones that no two backends share: `known`, `conditional` and `choose`.
 """
 
 from __future__ import annotations
@@ -17,42 +17,58 @@ from keras_groupopt.kernels import generic
 
 _OPERATIONS = (
     "accumulate",
+    "add_scaled",
+    "assign_on_replicas",
     "average",
     "check_replicas",
+    "choose",
     "clip_by_value",
     "combine_repeated_rows",
     "conditional",
+    "dense",
+    "dot",
     "global_norm",
     "is_gone",
     "known",
+    "loss_of_all",
     "outside_compiled_step",
     "own",
     "pull",
     "random_states",
     "restore_random_states",
     "scale",
+    "shares_of_replicas",
     "shrink",
+    "sum_over_replicas",
     "without_gradients",
 )
 _fast = importlib.import_module(f"keras_groupopt.kernels.{keras.backend.backend()}")
 
 (
     accumulate,
+    add_scaled,
+    assign_on_replicas,
     average,
     check_replicas,
+    choose,
     clip_by_value,
     combine_repeated_rows,
     conditional,
+    dense,
+    dot,
     global_norm,
     is_gone,
     known,
+    loss_of_all,
     outside_compiled_step,
     own,
     pull,
     random_states,
     restore_random_states,
     scale,
+    shares_of_replicas,
     shrink,
+    sum_over_replicas,
     without_gradients,
 ) = (
     getattr(_fast if hasattr(_fast, operation) else generic, operation) for operation in _OPERATIONS
@@ -77,3 +93,19 @@ def when(predicate: Any, body: Callable[[], None], variables: Sequence[Any]) -> 
         conditional(predicate, body, variables)
     elif taken:
         body()
+
+
+def either(
+    predicate: Any, then: Callable[[], list[Any]], otherwise: Callable[[], list[Any]]
+) -> list[Any]:
+    """Returns the tensors of one of two functions without side effects, and runs only that one.
+
+    Args:
+        predicate: A boolean scalar tensor.
+        then: Returns tensors.
+        otherwise: Returns as many, of the same shapes and dtypes.
+    """
+    taken = known(predicate)
+    if taken is None:
+        return list(choose(predicate, then, otherwise))
+    return then() if taken else otherwise()

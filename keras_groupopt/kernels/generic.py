@@ -115,3 +115,46 @@ def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, co
         part = ops.cast(share, mean.dtype)
         moved = mean - part * (mean - value)
         mean.assign(ops.where(part >= 1, value, moved) if copies else moved)
+
+
+def dense(gradient: Tensor) -> Tensor:
+    """Returns a sparse gradient with the rows it leaves out; a dense gradient as it is."""
+    return gradient
+
+
+def dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
+    """Returns the inner product over all tensors, a float32 scalar."""
+    products = [
+        ops.sum(ops.cast(a, "float32") * ops.cast(b, "float32"))
+        for a, b in zip(first, second, strict=True)
+    ]
+    return ops.sum(ops.stack(products))
+
+
+def add_scaled(first: Sequence[Tensor], second: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
+    """Returns `a + factor · b` for each pair, in the dtype of `a`."""
+    return [
+        a + ops.cast(factor, a.dtype) * ops.cast(b, a.dtype)
+        for a, b in zip(first, second, strict=True)
+    ]
+
+
+def sum_over_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the sum of each gradient over all replicas, where a distribution has several."""
+    return list(gradients)
+
+
+def shares_of_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Returns what replicas sum up to `gradients`, of which each has the whole."""
+    return list(gradients)
+
+
+def loss_of_all(loss: Tensor) -> Tensor:
+    """Returns the loss that a replica's gradient is of, without its share of the batch."""
+    return loss
+
+
+def assign_on_replicas(variables: Sequence[Any], values: Sequence[Tensor]) -> None:
+    """Assigns values that are the same on all replicas."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(ops.cast(value, variable.dtype))

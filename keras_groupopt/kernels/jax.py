@@ -39,3 +39,10 @@ def conditional(predicate: Tensor, body: Callable[[], None], variables: Sequence
     _, results = jax.lax.while_loop(lambda state: state[0], turn, (predicate, values))
     for variable, result in zip(variables, results, strict=True):
         variable.assign(result)
+
+
+def choose(
+    predicate: Tensor, then: Callable[[], list[Tensor]], otherwise: Callable[[], list[Tensor]]
+) -> list[Tensor]:
+    """Returns the tensors of one of two functions, within a step that is being compiled."""
+    return list(jax.lax.cond(predicate, then, otherwise))

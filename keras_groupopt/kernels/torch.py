@@ -145,3 +145,36 @@ def conditional(predicate: Tensor, body: Callable[[], None], variables: Sequence
     for variable, old in zip(variables, before, strict=True):
         # Not in place: a value that was assigned in a stateless step may be the caller's.
         variable.assign(torch.where(predicate, variable.value, old))
+
+
+@torch.no_grad()
+def dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
+    """Returns the inner product over all tensors, a float32 scalar."""
+    products = [
+        torch.dot(a.flatten().float(), b.flatten().float())
+        for a, b in zip(first, second, strict=True)
+    ]
+    device = products[0].device
+    return torch.stack([product.to(device) for product in products]).sum()
+
+
+@torch.no_grad()
+def add_scaled(first: Sequence[Tensor], second: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
+    """Returns `a + factor · b` for each pair, in the dtype of `a`."""
+    sums: list[Tensor] = list(first)
+    for indices in _by_device_and_dtype(first):
+        own = [first[i] for i in indices]
+        others = [second[i].to(own[0].dtype) for i in indices]
+        scaled = torch._foreach_mul(others, factor.to(own[0].device, own[0].dtype))
+        torch._foreach_add_(scaled, own)
+        for index, total in zip(indices, scaled, strict=True):
+            sums[index] = total
+    return sums
+
+
+def choose(
+    predicate: Tensor, then: Callable[[], list[Tensor]], otherwise: Callable[[], list[Tensor]]
+) -> list[Tensor]:
+    """Returns the tensors of one of two functions, both of which run: a branch breaks a graph."""
+    pairs = zip(then(), otherwise(), strict=True)
+    return [torch.where(predicate, first, second) for first, second in pairs]

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import keras
 
+from keras_groupopt import gradient_state
 from keras_groupopt.parts import Parts
 
 ITERATIONS = "@iterations"
@@ -43,7 +44,8 @@ class Key(NamedTuple):
     @property
     def is_optional(self) -> bool:
         """Whether state with and without it have one layout."""
-        return self.owner is None or self.slot in _SWITCHED
+        own = self.slot in _SWITCHED or self.slot.startswith(gradient_state.PREFIX)
+        return self.owner is None or own
 
     def __str__(self) -> str:
         if self.owner is None:

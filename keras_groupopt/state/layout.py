@@ -90,7 +90,7 @@ def protect(optimizer: Any, parts: Parts) -> int:
     entries = keys.entries_of(optimizer, parts)
     for key, variable in entries.items():
         _compat.set_path(variable, f"{_name(optimizer)}/{key}")
-    manifest = manifest_of(entries, parts.plan)
+    manifest = manifest_of(entries, parts)
     # In order, as positions are all that `set_weights` has.
     text = json.dumps(
         [

@@ -14,7 +14,8 @@ import numpy as np
 
 from keras_groupopt import config
 from keras_groupopt.groups import Rule
-from keras_groupopt.plan import Plan, PlannedGroup
+from keras_groupopt.parts import Parts
+from keras_groupopt.plan import PlannedGroup
 from keras_groupopt.rules.registry import rule_class, type_of
 from keras_groupopt.state import keys
 from keras_groupopt.state.checksums import bytes_of, checksum_of
@@ -22,19 +23,22 @@ from keras_groupopt.state.checksums import bytes_of, checksum_of
 FORMAT = 2
 
 
-def manifest_of(entries: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+def manifest_of(entries: Mapping[str, Any], parts: Parts) -> dict[str, Any]:
     """Returns the manifest of an optimizer: its layout, without checksums.
 
     Args:
         entries: Its state variables, by key.
-        plan: Its plan.
+        parts: Its groups, and what they share.
     """
+    plan, rule = parts.plan, parts.gradient_state
+    declared = {} if rule is None else rule.declared()
     return {
         "format": FORMAT,
         "keras_groupopt": _version(),
         "provisional": plan.provisional,
         "groups": {planned.name: _group(planned) for planned in plan.groups},
-        "declared": config.declared_scalars(plan),
+        "declared": config.declared_scalars(plan)
+        | {key: config.declared_as(value) for key, value in declared.items()},
         "state": {key: [list(v.shape), dtype_of(v)] for key, v in entries.items()},
     }
 

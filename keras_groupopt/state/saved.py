@@ -63,7 +63,7 @@ def take(optimizer: Any, parts: Parts) -> Saved:
         key: np.array(keras.ops.convert_to_numpy(variable), copy=True)
         for key, variable in entries.items()
     }
-    return Saved(manifest_of(entries, parts.plan), values)
+    return Saved(manifest_of(entries, parts), values)
 
 
 def give(
@@ -100,7 +100,7 @@ def give(
         named = {renames.new_key(key, terms.renames): v for key, v in saved.values.items()}
         undo = averages.expect_statistics(named)
     entries = keys.entries_of(optimizer, parts)
-    expected = manifest_of(entries, parts.plan)
+    expected = manifest_of(entries, parts)
     try:
         pairs, report = match(
             saved.manifest,

@@ -1,0 +1,332 @@
+"""A gradient rule at work in one model: what it perturbs, what it keeps, and what it reports."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_groupopt import kernels, walk
+from keras_groupopt.gradient_state import GradientState, Wanted
+from keras_groupopt.group_parts import overwritten_by_gradient
+from keras_groupopt.grouped_optimizer import GroupedOptimizer
+from keras_groupopt.selectors import Selector
+from keras_groupopt.training.batch import Batch
+from keras_groupopt.training.gradient_rule import GradientRule
+
+Tensor = Any
+# Per trainable variable `ε` or `None` → the loss there, unscaled, and the gradients.
+Evaluate = Callable[[Sequence[Tensor | None]], tuple[Tensor, list[Tensor | None]]]
+
+
+class Attachment:
+    """What a model with a gradient rule holds beside its layers.
+
+    A plain object on purpose: Keras would save what it finds on a model.
+
+    Args:
+        rule: The rule; it belongs to this model from now on.
+        model: The model, held weakly.
+
+    Raises:
+        ValueError: If the rule belongs to another model.
+    """
+
+    def __init__(self, rule: GradientRule, model: Any) -> None:
+        other = None if rule._attachment is None else rule._attachment()
+        if other is not None and other.model is not None and other.model is not model:
+            raise ValueError(
+                "A gradient rule must belong to one model. Received: "
+                f'{rule.label} of the model "{other.model.name}", for "{model.name}". Make another '
+                "one."
+            )
+        self._model = weakref.ref(model)
+        self.rule = rule
+        rule._attachment = weakref.ref(self)
+        self.gap = keras.metrics.Mean(name="sam_gap")
+        self.norm = keras.metrics.Mean(name="gradient_norm")
+        # Whether the training step was ever made: a subclass may have replaced it.
+        self.used = False
+        self._optimizer: Any = None
+        self._wanted: Wanted | None = None
+        # For optimizers that keep nothing for others.
+        self._own: GradientState | None = None
+        self._own_variables: list[Any] = []
+        self._reached: tuple[tuple[int, ...], frozenset[int]] = ((), frozenset())
+
+    @property
+    def model(self) -> Any:
+        """The model, or `None` once it is gone."""
+        return self._model()
+
+    @property
+    def metrics(self) -> list[Any]:
+        """What the training step reports."""
+        return [self.norm, self.gap] if self.rule.perturbs else [self.norm]
+
+    @property
+    def state(self) -> GradientState | None:
+        """What is kept for the rule, once there is something."""
+        if self._own is not None:
+            return self._own
+        parts = None if self._optimizer is None else self._optimizer._parts
+        state = None if parts is None else parts.gradient_state
+        return state if state is not None and state.wanted is self._wanted else None
+
+    @property
+    def own_variables(self) -> list[Any]:
+        """What is kept here, as the optimizer does not."""
+        return self._own_variables
+
+    def catalog(self) -> Any:
+        """Returns the model's variables by layer path, or `None` if they are not known yet."""
+        model = self.model
+        return walk.describe_model(model) if model is not None and model.built else None
+
+    # Compile ------------------------------------------------------------------------------------
+
+    def attach(self, optimizer: Any) -> None:
+        """Lets an optimizer keep what the rule asks for, where it can.
+
+        Args:
+            optimizer: The model's optimizer, as compiled.
+
+        Raises:
+            TypeError: If the rule has slots, and the optimizer keeps none for others.
+        """
+        rule = self.rule
+        while getattr(optimizer, "inner_optimizer", None) is not None:
+            optimizer = optimizer.inner_optimizer
+        own = isinstance(optimizer, GroupedOptimizer)
+        if rule.slots and not own:
+            raise TypeError(
+                f"{type(rule).__name__} keeps state beside each weight, for which the optimizer "
+                f"must be a GroupedOptimizer. Received: {type(optimizer).__name__}. Compile with "
+                "`kgo.GroupedOptimizer(model=model, ...)`, or `kgo.from_optimizer(optimizer)`."
+            )
+        rule._current = rule.current
+        self._wanted = Wanted(
+            type(rule).__name__, rule.declared, rule._current, rule.slots, self.reach
+        )
+        self._own, self._own_variables = None, []
+        self._optimizer = optimizer if own else None
+        if own:
+            optimizer.keep_for_gradient_rule(self._wanted, self.model)
+        else:
+            self._own = GradientState(self._wanted)
+            self._own.make_variables(_Owner(self._own_variables), [])
+
+    # Which variables ----------------------------------------------------------------------------
+
+    def reach(self, variables: Sequence[Any]) -> frozenset[int]:
+        """Returns the identities of the variables that the rule may perturb.
+
+        Args:
+            variables: Those of groups that move.
+
+        Raises:
+            ValueError: If a selector names what is not there, or leaves none of the variables.
+        """
+        key = tuple(map(id, variables))
+        if key != self._reached[0]:
+            excluded = self._chosen("exclude_from_perturbation")
+            reached = frozenset(key) - excluded
+            if key and not reached:
+                raise ValueError(
+                    "A gradient rule must have a variable to perturb. Received: "
+                    f"exclude_from_perturbation={self.rule.exclude_from_perturbation!r} in "
+                    f"{type(self.rule).__name__}, which chooses all of them."
+                )
+            self._reached = (key, reached)
+        return self._reached[1]
+
+    def _chosen(self, name: str) -> frozenset[int]:
+        """Returns the identities of the variables that a selector of the rule chooses."""
+        selector = getattr(self.rule, name)
+        if not isinstance(selector, Selector):
+            return frozenset()
+        try:
+            return self._resolve(selector)
+        except ValueError as error:
+            raise ValueError(f"In `{name}` of {type(self.rule).__name__}: {error}") from error
+
+    def _resolve(self, selector: Selector) -> frozenset[int]:
+        catalog = walk.describe_model(self.model)
+        return frozenset(catalog[position].identity for position in selector.resolve(catalog))
+
+    def _choose(self, selector: Selector, variables: Sequence[Any]) -> list[bool]:
+        chosen = self._resolve(selector)
+        return [id(variable) in chosen for variable in variables]
+
+    def _frozen(self) -> set[int]:
+        """Returns the identities of variables in frozen groups."""
+        parts = None if self._optimizer is None else self._optimizer._parts
+        if parts is None:
+            return set()
+        return {id(v) for group in parts.groups if group.frozen for v in group.variables}
+
+    # Step ---------------------------------------------------------------------------------------
+
+    def gradients(
+        self,
+        loss: Tensor,
+        first: Sequence[Tensor | None],
+        variables: Sequence[Any],
+        evaluate: Evaluate,
+        optimizer: Any,
+    ) -> list[Tensor | None]:
+        """Returns the gradients that the rule makes of those of the first pass.
+
+        Args:
+            loss: The loss of the first pass, unscaled.
+            first: Its gradients; `None` where there is none.
+            variables: Their variables.
+            evaluate: Takes another pass.
+            optimizer: The model's optimizer.
+        """
+        self.used = True
+        frozen = self._frozen()
+        # Scales of float8 training are no gradients.
+        present = [
+            place
+            for place, (gradient, variable) in enumerate(zip(first, variables, strict=True))
+            if gradient is not None and not overwritten_by_gradient(variable)
+        ]
+        moving = [place for place in present if id(variables[place]) not in frozen]
+        if not moving:
+            return list(first)
+        summed = dict(
+            zip(
+                present,
+                map(
+                    kernels.combine_repeated_rows,
+                    kernels.sum_over_replicas([first[place] for place in present]),
+                ),
+                strict=True,
+            )
+        )
+        scale = optimizer.scale_loss(ops.ones((), dtype="float32"))
+        norm = kernels.global_norm([summed[place] for place in moving])
+        finite = ops.isfinite(ops.square(norm))
+        _update(self.norm, norm / scale, finite)
+        if not self.rule.perturbs or kernels.known(finite) is False:
+            return list(first)
+        if self.state is None:
+            # TensorFlow's `fit` leaves that to the first step.
+            with kernels.outside_compiled_step():
+                optimizer.build(list(variables))
+        reached = self.reach([variables[place] for place in moving])
+        perturbed = [place for place in moving if id(variables[place]) in reached]
+        if not perturbed:
+            return list(first)
+        passes = _Passes(loss, list(first), present, perturbed, evaluate)
+        assert self.state is not None
+        batch = Batch(
+            [variables[place] for place in perturbed],
+            [summed[place] for place in perturbed],
+            passes.take,
+            self._choose,
+            self.state,
+            ops.convert_to_tensor(optimizer.iterations),
+            scale,
+        )
+        changed = list(self.rule.gradients(batch))
+        if len(changed) != len(perturbed):
+            raise ValueError(
+                "A gradient rule must return one gradient per gradient of the batch. Received: "
+                f"{len(changed)} of {len(perturbed)} from {type(self.rule).__name__}."
+            )
+        second = summed | passes.last | dict(zip(perturbed, changed, strict=True))
+        if passes.made is not None:
+            gap = passes.loss - ops.cast(loss, passes.loss.dtype)
+            # A perturbed loss may overflow where the loss itself does not.
+            known = ops.logical_and(passes.made, ops.logical_and(finite, ops.isfinite(gap)))
+            _update(self.gap, gap, known)
+        # Where the first pass was not finite, its gradients tell the optimizer which group is at
+        # fault.
+        results = kernels.either(
+            finite,
+            lambda: [second[place] for place in present],
+            lambda: [summed[place] for place in present],
+        )
+        gradients = list(first)
+        for place, gradient in zip(present, kernels.shares_of_replicas(results), strict=True):
+            gradients[place] = gradient
+        return gradients
+
+
+class _Passes:
+    """The passes after the first, in one batch."""
+
+    def __init__(
+        self,
+        loss: Tensor,
+        first: list[Tensor | None],
+        present: list[int],
+        perturbed: list[int],
+        evaluate: Evaluate,
+    ) -> None:
+        self.loss = loss
+        self.last: dict[int, Tensor] = {}
+        # Whether the last of them was made, a boolean scalar; `None` if none was asked for.
+        self.made: Tensor | None = None
+        self._first = first
+        self._present = present
+        self._perturbed = perturbed
+        self._evaluate = evaluate
+
+    def take(
+        self, perturbations: Callable[[], list[Tensor]], only_if: Tensor | None
+    ) -> list[Tensor]:
+        first_loss, present = self.loss, self._present
+
+        def another() -> list[Tensor]:
+            at: list[Tensor | None] = [None] * len(self._first)
+            for place, perturbation in zip(self._perturbed, perturbations(), strict=True):
+                at[place] = perturbation
+            loss, gradients = self._evaluate(at)
+            return [ops.cast(loss, first_loss.dtype), *(gradients[place] for place in present)]
+
+        def none() -> list[Tensor]:
+            return [first_loss, *(self._first[place] for place in present)]
+
+        if only_if is None:
+            results = another()
+        else:
+            results = kernels.either(only_if, another, none)
+        missing = [p for p, result in zip(present, results[1:], strict=True) if result is None]
+        if missing:
+            raise ValueError(
+                "The second pass must reach every variable that the first one reaches. Received: "
+                f"no gradient for {len(missing)} variables. Does `call` depend on something that "
+                "changes from one call to the next?"
+            )
+        self.loss = results[0]
+        self.made = ops.convert_to_tensor(True) if only_if is None else only_if
+        summed = map(kernels.combine_repeated_rows, kernels.sum_over_replicas(results[1:]))
+        self.last = dict(zip(present, summed, strict=True))
+        return [self.last[place] for place in self._perturbed]
+
+
+class _Owner:
+    """Makes variables for a model whose optimizer keeps none for others."""
+
+    def __init__(self, variables: list[Any]) -> None:
+        self._variables = variables
+
+    def add_variable(self, shape: Any, initializer: Any, dtype: str, **options: Any) -> Any:
+        variable = keras.Variable(initializer, shape=shape, dtype=dtype, trainable=False, **options)
+        self._variables.append(variable)
+        return variable
+
+
+def _update(metric: Any, value: Tensor, counts: Tensor) -> None:
+    """Adds a value to a mean, or nothing where it does not count."""
+    value = ops.cast(value, "float32")
+    metric.update_state(
+        ops.where(counts, value, ops.zeros_like(value)),
+        sample_weight=ops.cast(counts, "float32"),
+    )

@@ -1,0 +1,112 @@
+"""What a gradient rule sees of one batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from keras import ops
+
+from keras_groupopt import kernels
+from keras_groupopt.gradient_state import GradientState
+from keras_groupopt.selectors import Selector
+
+Tensor = Any
+
+
+class Batch:
+    """The first gradients of a batch, and a way to take others at perturbed weights.
+
+    Everything is of the perturbed variables alone, in the order of `variables`: those that have a
+    gradient, are in no frozen group, and are not in the rule's `exclude_from_perturbation`.
+    Gradients are summed over replicas, and are those of the loss as the optimizer scales it
+    (`loss_scale` times the loss): a rule that is linear in them need not care.
+
+    Attributes:
+        gradients: One tensor per variable, of its shape and dtype.
+        variables: The Keras variables.
+        step: The optimizer steps done, an integer scalar.
+        loss_scale: What the loss is multiplied by, a float32 scalar.
+    """
+
+    def __init__(
+        self,
+        variables: Sequence[Any],
+        gradients: Sequence[Tensor],
+        evaluate: Callable[[Callable[[], list[Tensor]], Tensor | None], list[Tensor]],
+        choose: Callable[[Selector, Sequence[Any]], list[bool]],
+        state: GradientState,
+        step: Tensor,
+        loss_scale: Tensor,
+    ) -> None:
+        self.variables = list(variables)
+        self.gradients = list(gradients)
+        self.step = step
+        self.loss_scale = loss_scale
+        self._evaluate = evaluate
+        self._choose = choose
+        self._state = state
+
+    def scalar(self, name: str) -> Tensor:
+        """Returns a hyperparameter of the rule at this step, a float32 scalar."""
+        return self._state.scalars[name].at(self.step)
+
+    def selected(self, selector: Any) -> list[bool]:
+        """Returns, per variable, whether a selector of the rule chooses it."""
+        if not isinstance(selector, Selector):
+            return [False] * len(self.variables)
+        return self._choose(selector, self.variables)
+
+    def gradients_at(
+        self,
+        perturbations: Sequence[Tensor] | Callable[[], Sequence[Tensor]],
+        only_if: Tensor | None = None,
+    ) -> list[Tensor]:
+        """Returns the gradients of the batch at `w + ε`, in a pass of its own.
+
+        With the dropout masks of the first pass; statistics and metrics stay those of the first.
+        The weights are as before when it returns.
+
+        Args:
+            perturbations: `ε`, one tensor per variable, of its shape and dtype; or a function that
+                returns them, and is called only where the pass is made.
+            only_if: A boolean scalar: where it is false no pass is made, and the gradients are
+                those of the first. Default: always.
+
+        Raises:
+            ValueError: If there are more or fewer perturbations than variables.
+        """
+
+        def checked() -> list[Tensor]:
+            given = list(perturbations() if callable(perturbations) else perturbations)
+            if len(given) != len(self.variables):
+                raise ValueError(
+                    "`perturbations` must hold one tensor per variable of the batch. Received: "
+                    f"{len(given)} for {len(self.variables)} variables."
+                )
+            return given
+
+        return self._evaluate(checked, only_if)
+
+    def kept(self, slot: str) -> list[Tensor]:
+        """Returns what `keep` was given last, or zeros; of at least float32."""
+        own = self._state.slots[slot]
+        return [ops.convert_to_tensor(own[id(variable)]) for variable in self.variables]
+
+    def keep(self, slot: str, values: Sequence[Tensor]) -> None:
+        """Keeps one tensor per variable for later steps.
+
+        Args:
+            slot: One of the rule's `slots`.
+            values: Tensors of the variables' shapes. Where one is not finite, nothing is kept.
+        """
+        own = self._state.slots[slot]
+        finite = ops.isfinite(ops.square(kernels.global_norm(values)))
+        if kernels.known(finite) is False:
+            return
+        if kernels.known(finite) is None:
+            values = [
+                ops.where(finite, value, before)
+                for value, before in zip(values, self.kept(slot), strict=True)
+            ]
+        kernels.assign_on_replicas([own[id(v)] for v in self.variables], values)

@@ -1,0 +1,231 @@
+"""What a gradient rule is: a small class that turns the gradients of a batch into those to use."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import keras
+import numpy as np
+
+from keras_groupopt.arguments import check_scalar
+from keras_groupopt.groups import as_exclusion
+from keras_groupopt.hyperparameters import deserialize_scalar, serialize_scalar
+from keras_groupopt.plan import describe_scalar
+from keras_groupopt.selectors import Selector
+from keras_groupopt.training.batch import Batch
+
+Tensor = Any
+
+
+class Hyperparameter:
+    """A number >= 0, or a schedule over optimizer steps, as an attribute of a gradient rule.
+
+    A number can be set while the model trains, and compiles nothing anew. In a rule's `gradients`
+    read it as `batch.scalar(name)`.
+
+    Raises:
+        ValueError: If what is set is negative or not finite.
+        TypeError: If it is neither a number nor a schedule, or if a schedule is set, or another
+            number in a schedule's place, once the model is compiled.
+
+    Example:
+    >>> import keras_groupopt as kgo
+    >>> rule = kgo.SAM(0.05)
+    >>> rule.rho = 0.1
+    >>> rule.rho
+    0.1
+    """
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, rule: Any, owner: type | None = None) -> Any:
+        if rule is None:
+            return self
+        return rule._present(self._name)
+
+    def __set__(self, rule: Any, value: Any) -> None:
+        rule._declare(self._name, value)
+
+
+class GradientRule:
+    """Base class of rules that say which gradient of a batch the optimizer gets.
+
+    A subclass has one method, `gradients`, and names what it keeps:
+
+    * an attribute `name = kgo.Hyperparameter()` per number or schedule, set in `__init__`;
+    * `slots`, the names of arrays beside each perturbed weight (float32, zeros at first), which a
+      `GroupedOptimizer` keeps and saves;
+    * `selectors`, the names of attributes that hold selectors.
+
+    What `__init__` takes beside these belongs into `get_config`. To save a model, register the
+    class with `keras.saving.register_keras_serializable`.
+
+    Args:
+        exclude_from_perturbation: A selector of variables that are never perturbed, nor counted
+            in norms; they too get the gradient of the last pass. Default: none. Frozen groups are
+            never perturbed.
+
+    Raises:
+        TypeError: If it is no selector.
+
+    Example:
+
+    >>> import keras, keras_groupopt as kgo
+    >>> class SignPerturbation(kgo.GradientRule):
+    ...     rho = kgo.Hyperparameter()
+    ...     def __init__(self, rho=0.01, exclude_from_perturbation=()):
+    ...         super().__init__(exclude_from_perturbation)
+    ...         self.rho = rho
+    ...     def gradients(self, batch):
+    ...         rho = batch.scalar("rho")
+    ...         return batch.gradients_at([rho * keras.ops.sign(g) for g in batch.gradients])
+    >>> SignPerturbation(0.5).get_config()
+    {'exclude_from_perturbation': [], 'rho': 0.5}
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ()
+    selectors: ClassVar[tuple[str, ...]] = ("exclude_from_perturbation",)
+    # Whether `gradients` is asked at all.
+    perturbs: ClassVar[bool] = True
+
+    def __init__(self, exclude_from_perturbation: Any = ()) -> None:
+        self._declared: dict[str, Any] = {}
+        # Numbers that were set to something else than declared, where no variable holds them.
+        self._current: dict[str, float] = {}
+        self._attachment: weakref.ref[Any] | None = None
+        self.exclude_from_perturbation = self._as_selector(
+            "exclude_from_perturbation", exclude_from_perturbation
+        )
+
+    def gradients(self, batch: Batch) -> Sequence[Tensor]:
+        """Returns the gradients to use, one per gradient in `batch.gradients`.
+
+        Args:
+            batch: The gradients of the first pass, and a way to take another one.
+        """
+        raise NotImplementedError
+
+    @property
+    def label(self) -> str:
+        """The rule with its present hyperparameters, as text."""
+        pairs = [f"{name}={describe_scalar(getattr(self, name))}" for name in self._declared]
+        return f"{type(self).__name__}({', '.join(pairs)})"
+
+    def __repr__(self) -> str:
+        return self.label
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """What was declared for each hyperparameter, by name."""
+        return dict(self._declared)
+
+    @property
+    def current(self) -> dict[str, float]:
+        """The present value of each number that was set to something else, by name."""
+        present = {name: getattr(self, name) for name in self._declared}
+        return {name: value for name, value in present.items() if value != self._declared[name]}
+
+    def _as_selector(self, name: str, value: Any) -> Selector | tuple[()]:
+        try:
+            return as_exclusion(value) or ()
+        except (TypeError, ValueError) as error:
+            text = str(error).replace("exclude_from_decay", name)
+            raise type(error)(f"In {type(self).__name__}: {text}") from error
+
+    def _present(self, name: str) -> Any:
+        if name not in self._declared:
+            raise AttributeError(f"`{name}` of {type(self).__name__} is not set.")
+        scalar = self._scalar(name)
+        if scalar is None or scalar.variable is None:
+            return self._current.get(name, self._declared[name])
+        value = float(keras.ops.convert_to_numpy(scalar.variable))
+        # The shortest decimal that rounds to the float32 value: 0.05, not 0.05000000074505806.
+        return float(str(np.float32(value)))
+
+    def _declare(self, name: str, value: Any) -> None:
+        value = check_scalar(name, value, where=type(self).__name__)
+        if value is None:
+            raise TypeError(
+                f"`{name}` must be a number or a schedule over optimizer steps. Received: "
+                f"{name}=None in {type(self).__name__}."
+            )
+        scalar = self._scalar(name)
+        if scalar is None:
+            self._declared[name] = value
+            self._current.pop(name, None)
+        elif isinstance(value, float):
+            scalar.set(value)
+        else:
+            raise TypeError(
+                f"`{name}` must be a number once the model is compiled, as a compiled step would "
+                f"ignore the change. Received: {name}={describe_scalar(value)}. Compile "
+                "`kgo.sharpness_aware(model, rule)` with a new rule."
+            )
+
+    def _scalar(self, name: str) -> Any:
+        """Returns the scalar that holds a hyperparameter's present value, if there is one yet."""
+        attachment = None if self._attachment is None else self._attachment()
+        state = None if attachment is None else attachment.state
+        return None if state is None else state.scalars[name]
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments, and numbers that were set since, as plain JSON."""
+        attachment = None if self._attachment is None else self._attachment()
+        catalog = None if attachment is None else attachment.catalog()
+        config: dict[str, Any] = {}
+        for name in self.selectors:
+            selector = getattr(self, name)
+            found = isinstance(selector, Selector)
+            config[name] = selector.get_config(catalog) if found else []
+        where = f"of {type(self).__name__}"
+        for name, declared in self._declared.items():
+            config[name] = serialize_scalar(declared, f"{name} {where}")
+        return {**config, "current": self.current} if self.current else config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> GradientRule:
+        """Returns the rule that `get_config` described."""
+        arguments = dict(config)
+        current = arguments.pop("current", {})
+        for name in cls.selectors:
+            if isinstance(arguments.get(name), dict):
+                arguments[name] = Selector.from_config(arguments[name])
+        for name, value in arguments.items():
+            if isinstance(inspect.getattr_static(cls, name, None), Hyperparameter):
+                arguments[name] = deserialize_scalar(value, f"{name} of {cls.__name__}")
+        rule = cls(**arguments)
+        rule._current = dict(current)
+        return rule
+
+
+@keras.saving.register_keras_serializable(package="keras_groupopt")
+class SingleGradient(GradientRule):
+    """The gradient of the batch as it is: ordinary training, in one pass.
+
+    Example:
+    >>> import keras_groupopt as kgo
+    >>> kgo.SingleGradient()
+    SingleGradient()
+    """
+
+    perturbs = False
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def gradients(self, batch: Batch) -> Sequence[Tensor]:
+        """Returns the gradients of the first pass."""
+        return batch.gradients
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns no arguments, as there are none."""
+        return {}
+
+
+def is_due(step: Tensor, every: int) -> Tensor:
+    """Returns whether an optimizer step is one of each `every`, from the first on."""
+    return keras.ops.equal(keras.ops.cast(step, "int32") % every, 0)

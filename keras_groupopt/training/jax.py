@@ -1,0 +1,81 @@
+"""The training step on JAX: a function of values, taken once per pass with the same state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import keras
+
+from keras_groupopt import _compat
+
+Tensor = Any
+
+
+class TrainStep:
+    """The training step of a model with a gradient rule."""
+
+    optimizer: Any
+    trainable_variables: list[Any]
+    metrics_variables: list[Any]
+    compute_loss_and_updates: Any
+    _attachment: Any
+
+    def compute_gradients(self, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Refused: a step on JAX is a function of values.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            "`compute_gradients` needs TensorFlow or torch. Received: the JAX backend. Call "
+            "`model.train_step(state, data)`, which is a function of values."
+        )
+
+    def train_step(self, state: Any, data: Any) -> tuple[dict[str, Tensor], Any]:
+        """Trains on one batch, with the gradients of the gradient rule.
+
+        Args:
+            state: Values of the trainable, non-trainable, optimizer and metrics variables.
+            data: What `fit` takes from the data: `x`, `(x, y)` or `(x, y, sample_weight)`.
+
+        Returns:
+            The metrics by name, and the new state.
+        """
+        trainable, rest, own, metrics = state
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        differentiated = jax.value_and_grad(self.compute_loss_and_updates, has_aux=True)
+
+        def taken(values: Sequence[Tensor]) -> Any:
+            return differentiated(
+                values, rest, metrics, x, y, sample_weight, training=True, optimizer_variables=own
+            )
+
+        (_, (loss, y_pred, new_rest, new_metrics)), first = taken(trainable)
+
+        def evaluate(perturbations: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
+            values = [
+                value if perturbation is None else value + perturbation.astype(value.dtype)
+                for value, perturbation in zip(trainable, perturbations, strict=True)
+            ]
+            (_, (again, *_)), gradients = taken(values)
+            return again, gradients
+
+        variables = self.optimizer.variables
+        mapping = [
+            *zip(self.trainable_variables, trainable, strict=True),
+            *zip(variables, own, strict=True),
+            *zip(self.metrics_variables, new_metrics, strict=True),
+        ]
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            gradients = self._attachment.gradients(
+                loss, first, self.trainable_variables, evaluate, self.optimizer
+            )
+        own = [scope.get_current_value(variable) for variable in variables]
+        new_metrics = [scope.get_current_value(variable) for variable in self.metrics_variables]
+        trainable, own = self.optimizer.stateless_apply(own, gradients, trainable)
+        logs, new_metrics = _compat.update_metrics(
+            self, new_metrics, loss, x, y, y_pred, sample_weight
+        )
+        return logs, _compat.with_layouts(self, (trainable, new_rest, own, new_metrics))

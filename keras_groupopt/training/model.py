@@ -1,0 +1,304 @@
+"""Models whose training step asks a gradient rule which gradient to use."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from typing import Any
+
+import keras
+
+from keras_groupopt import _compat
+from keras_groupopt.training.attachment import Attachment
+from keras_groupopt.training.gradient_rule import GradientRule, SingleGradient
+
+_register = keras.saving.register_keras_serializable(package="keras_groupopt")
+_backend = importlib.import_module(f"keras_groupopt.training.{keras.backend.backend()}")
+# What a model may say of its own training, which another model of its layers would not do.
+_OWN_TRAINING = ("call", "compute_loss", "compute_metrics", "test_step", "train_step")
+
+
+class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
+    """Mixin for models: `fit` trains with the gradients of a gradient rule.
+
+    Put it before the model's class, and pass `gradient_rule=` to its `__init__`:
+
+        class Classifier(kgo.SharpnessAware, keras.Model): ...
+
+    For each batch, a rule such as `kgo.SAM` takes a second pass at perturbed weights. The weights
+    come back as they were, bit for bit. Statistics of batch normalization, states of random
+    generators, metrics and logs are those of the first pass; the second has its dropout masks.
+    Losses of layers (`add_loss`, regularizers) count in both. With gradient accumulation each
+    micro-batch is perturbed by its own gradient. Under a distribution the perturbation is made of
+    the gradient over all replicas. Where gradients of either pass are not finite, the optimizer
+    gets these, and skips the step as it does any other.
+
+    The logs of `fit` get `gradient_norm`, the mean norm of the batches' gradients over all groups
+    that move, and, with a rule that perturbs, `sam_gap`, the mean of the perturbed loss minus the
+    loss.
+
+    Saved with the model are the rule and its present numbers, in `.keras` files; with a
+    `GroupedOptimizer` they are optimizer state, too. Weights files fit the plain model.
+
+    Args:
+        *args: As for the model's class.
+        gradient_rule: A `kgo.GradientRule`. Default `kgo.SingleGradient()`, ordinary training.
+        **kwargs: As for the model's class.
+
+    Raises:
+        TypeError: If `gradient_rule` is no gradient rule.
+        ValueError: If it belongs to another model.
+
+    Example:
+
+    >>> import keras, numpy as np, keras_groupopt as kgo
+    >>> class Classifier(kgo.SharpnessAware, keras.Model):
+    ...     def __init__(self, units, **options):
+    ...         super().__init__(**options)
+    ...         self.head = keras.layers.Dense(units, name="head")
+    ...     def call(self, inputs):
+    ...         return self.head(inputs)
+    >>> model = Classifier(2, gradient_rule=kgo.SAM(0.05))
+    >>> model.compile(optimizer="sgd", loss="mse")
+    >>> history = model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+    >>> model.gradient_rule.rho
+    0.05
+    """
+
+    _attachment: Attachment
+
+    def __init__(
+        self, *args: Any, gradient_rule: GradientRule | None = None, **kwargs: Any
+    ) -> None:
+        rule = SingleGradient() if gradient_rule is None else gradient_rule
+        _check_rule(rule)
+        super().__init__(*args, **kwargs)
+        self._evaluating = False
+        self._attachment = Attachment(rule, self)
+
+    @property
+    def gradient_rule(self) -> GradientRule:
+        """The rule; its numbers can be set while the model trains."""
+        return self._attachment.rule
+
+    @gradient_rule.setter
+    def gradient_rule(self, rule: GradientRule) -> None:
+        _check_rule(rule)
+        if self.compiled:
+            raise AttributeError(
+                "`gradient_rule` must be set before the model is compiled. Received: "
+                f"gradient_rule={rule.label} for a compiled model. Compile "
+                "`kgo.sharpness_aware(model, rule)`, which shares the layers; with "
+                "`optimizer=model.optimizer` it keeps the optimizer's state."
+            )
+        self._attachment = Attachment(rule, self)
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles the model, as Keras does.
+
+        Raises:
+            TypeError: If the rule keeps state beside the weights, and the optimizer is no
+                `GroupedOptimizer`.
+        """
+        super().compile(*args, **kwargs)
+        try:
+            self._attachment.attach(self.optimizer)
+        except BaseException:
+            self.compiled = False
+            raise
+
+    def compile_from_config(self, config: Any) -> None:
+        """Compiles the model as it was when it was saved."""
+        cls = type(self)
+        plain = cls.compile_from_config is SharpnessAware.compile_from_config
+        if plain and cls.compile is not SharpnessAware.compile:
+            warnings.warn(
+                f"{cls.__name__} was loaded without being compiled, as its `compile` is its own: "
+                "override `get_compile_config` and `compile_from_config` too, or call `compile`.",
+                stacklevel=2,
+            )
+            return
+        # Keras' own would take this `compile` for one with other arguments.
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains the model, as Keras does; warns where the rule had no part in it."""
+        history = super().fit(*args, **kwargs)
+        if self.gradient_rule.perturbs and not self._attachment.used:
+            warnings.warn(
+                f"{self.gradient_rule.label} had no part in this training: "
+                f"{type(self).__name__} has a `train_step` of its own. Call "
+                "`super().train_step(...)` in it.",
+                stacklevel=2,
+            )
+        return history
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Evaluates the model, as Keras does."""
+        before, self._evaluating = self._evaluating, True
+        try:
+            return super().evaluate(*args, **kwargs)
+        finally:
+            self._evaluating = before
+
+    def test_step(self, *args: Any) -> Any:
+        """Evaluates one batch, as Keras does."""
+        before, self._evaluating = self._evaluating, True
+        try:
+            return super().test_step(*args)
+        finally:
+            self._evaluating = before
+
+    @property
+    def metrics(self) -> list[Any]:
+        """The model's metrics, and those of the training step."""
+        attachment = getattr(self, "_attachment", None)
+        own = [] if attachment is None or not self.compiled else attachment.metrics
+        return [*super().metrics, *own]
+
+    @property
+    def metrics_variables(self) -> list[Any]:
+        """The variables of the metrics; a compiled step gets and gives them."""
+        attachment = getattr(self, "_attachment", None)
+        own = [] if attachment is None else attachment.own_variables
+        return [*super().metrics_variables, *own]
+
+    def get_metrics_result(self) -> dict[str, Any]:
+        """Returns the values of the metrics; of the training step's only while training."""
+        results = dict(super().get_metrics_result())
+        if self._evaluating:
+            for metric in self._attachment.metrics:
+                results.pop(metric.name, None)
+        return results
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the model's config, with the gradient rule's."""
+        rule = keras.saving.serialize_keras_object(self.gradient_rule)
+        return {**super().get_config(), "gradient_rule": rule}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Returns the model that `get_config` described."""
+        config = dict(config)
+        rule = config.pop("gradient_rule", None)
+        with keras.saving.custom_object_scope(custom_objects or {}):
+            model = super().from_config(config)
+            if isinstance(rule, dict):
+                rule = keras.saving.deserialize_keras_object(rule)
+            if rule is not None:
+                model.gradient_rule = rule
+        return model
+
+
+@_register
+class SharpnessAwareModel(SharpnessAware, _compat.Functional):
+    """A functional model that trains with the gradients of a gradient rule.
+
+    It is `keras.Model(inputs, outputs)` in all else; `kgo.SharpnessAware` says what the training
+    step does.
+
+    Args:
+        inputs: The inputs, as for `keras.Model`.
+        outputs: The outputs, as for `keras.Model`.
+        gradient_rule: A `kgo.GradientRule`. Default `kgo.SingleGradient()`, ordinary training.
+        name: The model's name.
+
+    Raises:
+        TypeError: If `gradient_rule` is no gradient rule.
+        ValueError: If it belongs to another model.
+
+    Example:
+
+    >>> import keras, keras_groupopt as kgo
+    >>> inputs = keras.Input((4,))
+    >>> outputs = keras.layers.Dense(2, name="head")(inputs)
+    >>> model = kgo.SharpnessAwareModel(inputs, outputs, gradient_rule=kgo.ASAM(0.5))
+    >>> model.gradient_rule
+    ASAM(rho=0.5, eta=0.01)
+    """
+
+
+@_register
+class SharpnessAwareSequential(SharpnessAware, keras.Sequential):
+    """A Sequential model that trains with the gradients of a gradient rule.
+
+    Args:
+        layers: The layers, as for `keras.Sequential`.
+        gradient_rule: A `kgo.GradientRule`. Default `kgo.SingleGradient()`, ordinary training.
+        name: The model's name.
+
+    Raises:
+        TypeError: If `gradient_rule` is no gradient rule.
+        ValueError: If it belongs to another model.
+
+    Example:
+
+    >>> import keras, keras_groupopt as kgo
+    >>> model = kgo.SharpnessAwareSequential(
+    ...     [keras.Input((4,)), keras.layers.Dense(2, name="head")], gradient_rule=kgo.SAM(0.1))
+    >>> model.gradient_rule
+    SAM(rho=0.1)
+    """
+
+
+def sharpness_aware(model: Any, rule: GradientRule) -> Any:
+    """Returns a new model of the same layers, that trains with the gradients of a gradient rule.
+
+    The layers, and so the weights and their layer paths, are shared: training one model trains the
+    other. The new model is not compiled; `optimizer=model.optimizer` keeps the state of a
+    `GroupedOptimizer`.
+
+    Args:
+        model: A functional or Sequential model. Of a subclass with methods of its own, add
+            `kgo.SharpnessAware` to the bases instead.
+        rule: A `kgo.GradientRule`.
+
+    Returns:
+        A `SharpnessAwareModel` or `SharpnessAwareSequential`.
+
+    Raises:
+        TypeError: If `rule` is no gradient rule, or `model` is not of these kinds.
+        ValueError: If `rule` belongs to another model.
+
+    Example:
+
+    >>> import keras, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
+    >>> trained = kgo.sharpness_aware(model, kgo.SAM(0.05))
+    >>> trained.get_layer("head") is model.get_layer("head")
+    True
+    """
+    _check_rule(rule)
+    plain: Any = keras.Sequential if isinstance(model, keras.Sequential) else _compat.Functional
+    known = type(model) in (SharpnessAwareModel, SharpnessAwareSequential)
+    own = [
+        f"`{name}`"
+        for name in _OWN_TRAINING
+        if not known and getattr(type(model), name, None) is not getattr(plain, name)
+    ]
+    if not isinstance(model, plain) or own:
+        name = type(model).__name__
+        raise TypeError(
+            "`model` must be a functional or Sequential model without a training of its own. "
+            f"Received: {name}{' with its own ' * bool(own)}{', '.join(own)}. Make it "
+            f"`class {name}(kgo.SharpnessAware, ...)`, and pass "
+            f"`gradient_rule={type(rule).__name__}(...)`."
+        )
+    if isinstance(model, keras.Sequential):
+        return SharpnessAwareSequential(
+            _compat.all_layers(model), name=model.name, gradient_rule=rule
+        )
+    inputs, outputs = _compat.structures(model)
+    return SharpnessAwareModel(inputs, outputs, name=model.name, gradient_rule=rule)
+
+
+def _check_rule(rule: Any) -> None:
+    if not isinstance(rule, GradientRule):
+        example = rule.__name__ if isinstance(rule, type) else "kgo.SAM"
+        raise TypeError(
+            "`gradient_rule` must be a `kgo.GradientRule`. Received: "
+            f"gradient_rule={rule!r} of type {type(rule).__name__}. Pass an instance, such as "
+            f"`{example}(...)`."
+        )

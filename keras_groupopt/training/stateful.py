@@ -1,0 +1,97 @@
+"""The training step where a pass through the model assigns to its variables (TensorFlow, torch)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from keras_groupopt import _compat
+
+Tensor = Any
+
+
+class Recorder(keras.StatelessScope):
+    """A stateless scope that knows which variables were assigned to.
+
+    So a pass leaves no trace until its updates are made: another pass sees the same seeds and the
+    same statistics, and nothing has to be copied before.
+    """
+
+    def __init__(self, mapping: Sequence[tuple[Any, Tensor]]) -> None:
+        super().__init__(state_mapping=mapping, collect_losses=True)
+        self.assigned: dict[int, Any] = {}
+
+    def add_update(self, update: tuple[Any, Tensor]) -> None:
+        """Notes a value instead of assigning it."""
+        self.assigned[id(update[0])] = update[0]
+        super().add_update(update)
+
+    def make_updates(self) -> None:
+        """Assigns what the pass would have assigned."""
+        for variable in self.assigned.values():
+            variable.assign(self.get_current_value(variable))
+
+
+class StatefulTrainStep:
+    """The part of a training step that TensorFlow and torch share."""
+
+    optimizer: Any
+    trainable_variables: list[Any]
+    compute_metrics: Any
+    _pass: Any
+    _attachment: Any
+
+    def compute_gradients(self, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Returns the loss of a batch, and the gradients that the gradient rule makes of it.
+
+        For a training loop of one's own (TensorFlow and torch):
+
+            loss, gradients = model.compute_gradients(lambda: loss_function(y, model(x)))
+            model.optimizer.apply(gradients, model.trainable_variables)
+
+        Args:
+            compute_loss: Returns the loss, a scalar tensor. It is called once per pass.
+
+        Returns:
+            The loss of the first pass, and one gradient of the scaled loss per trainable variable;
+            `None` where there is none.
+        """
+        variables = list(self.trainable_variables)
+        loss, first, scope = self._pass(compute_loss, variables, [None] * len(variables))
+        scope.make_updates()
+
+        def evaluate(perturbations: Sequence[Tensor | None]) -> tuple[Tensor, list[Any]]:
+            again, gradients, _ = self._pass(compute_loss, variables, perturbations)
+            return again, gradients
+
+        return loss, self._attachment.gradients(loss, first, variables, evaluate, self.optimizer)
+
+    def train_step(self, data: Any) -> dict[str, Tensor]:
+        """Trains on one batch, with the gradients of the gradient rule.
+
+        Args:
+            data: What `fit` takes from the data: `x`, `(x, y)` or `(x, y, sample_weight)`.
+
+        Returns:
+            The metrics, by name.
+        """
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        outputs: list[Any] = []
+
+        def compute_loss() -> Tensor:
+            y_pred = _compat.call_for_training(self, x)
+            if not outputs:
+                outputs.append(y_pred)
+            return _compat.compute_loss(self, x, y, y_pred, sample_weight)
+
+        if self.trainable_variables:
+            loss, gradients = self.compute_gradients(compute_loss)
+            _compat.track_loss(self, loss, x)
+            self.optimizer.apply(gradients, self.trainable_variables)
+        else:
+            warnings.warn("The model does not have any trainable weights.", stacklevel=2)
+            _compat.track_loss(self, compute_loss(), x)
+        return self.compute_metrics(x, y, outputs[0], sample_weight=sample_weight)

@@ -1,0 +1,58 @@
+"""The training step on TensorFlow: perturbed weights are values, and variables stay untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from keras_groupopt import kernels
+from keras_groupopt.training.stateful import Recorder, StatefulTrainStep
+
+Tensor = Any
+
+
+class TrainStep(StatefulTrainStep):
+    """The training step of a model with a gradient rule."""
+
+    def _pass(
+        self,
+        compute_loss: Callable[[], Tensor],
+        variables: Sequence[Any],
+        perturbations: Sequence[Tensor | None],
+    ) -> tuple[Tensor, list[Tensor | None], Recorder]:
+        """Returns the loss at `w + ε`, its gradients, and what would be assigned.
+
+        Nothing is assigned, so that a pass can be in a branch under a distribution strategy.
+        """
+        values = [
+            _plus(tf.convert_to_tensor(variable.value), perturbation)
+            for variable, perturbation in zip(variables, perturbations, strict=True)
+        ]
+        native = [variable.value for variable in variables]
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            with Recorder(list(zip(variables, values, strict=True))) as scope:
+                loss = compute_loss()
+                scaled = self.optimizer.scale_loss(loss)
+        found = tape.gradient(scaled, [*values, *native])
+        gradients, beside = found[: len(values)], found[len(values) :]
+        unseen = [v.path for v, g in zip(variables, beside, strict=True) if g is not None]
+        if unseen:
+            raise ValueError(
+                "Layers must read their weights as Keras variables, or a gradient rule cannot "
+                f"perturb them. Received: {', '.join(unseen[:5])}, read as TensorFlow variables. "
+                "Use the weight itself instead of its `value`."
+            )
+        return kernels.loss_of_all(loss), gradients, scope
+
+
+def _plus(value: Tensor, perturbation: Tensor | None) -> Tensor:
+    """Returns `w + ε`; a sparse `ε` leaves the rows it does not name."""
+    if perturbation is None:
+        return value
+    if isinstance(perturbation, tf.IndexedSlices):
+        rows = perturbation.indices[:, None]
+        return tf.tensor_scatter_nd_add(value, rows, tf.cast(perturbation.values, value.dtype))
+    return value + tf.cast(perturbation, value.dtype)

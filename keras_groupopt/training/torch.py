@@ -1,0 +1,90 @@
+"""The training step on torch: weights are perturbed in place, and put back from a copy."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from keras_groupopt import kernels
+from keras_groupopt.training.stateful import Recorder, StatefulTrainStep
+
+Tensor = Any
+
+
+class TrainStep(StatefulTrainStep):
+    """The training step of a model with a gradient rule."""
+
+    buffers: Any
+
+    def compute_gradients(self, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """As on TensorFlow; what torch itself draws and counts is the first pass's, too."""
+        before = kernels.random_states()
+        passes = 0
+
+        def compute() -> Tensor:
+            nonlocal passes
+            passes += 1
+            if passes > 1:
+                # Layers without a seed draw from torch's own generators.
+                kernels.restore_random_states(before)
+            return compute_loss()
+
+        # Modules of torch keep statistics in buffers, which no scope of Keras sees.
+        own = list(self.buffers())
+        after: list[Tensor] = []
+
+        def first_or_again() -> Tensor:
+            loss = compute()
+            if passes == 1:
+                after.extend(buffer.clone() for buffer in own)
+                states.extend(kernels.random_states())
+            return loss
+
+        states: list[Any] = []
+        try:
+            return super().compute_gradients(first_or_again)
+        finally:
+            if passes > 1:
+                kernels.restore_random_states(states)
+                for buffer, value in zip(own, after, strict=True):
+                    buffer.copy_(value)
+
+    def _pass(
+        self,
+        compute_loss: Callable[[], Tensor],
+        variables: Sequence[Any],
+        perturbations: Sequence[Tensor | None],
+    ) -> tuple[Tensor, list[Tensor | None], Recorder]:
+        """Returns the loss at `w + ε`, its gradients, and what would be assigned."""
+        values = [variable.value for variable in variables]
+        for value in values:
+            value.grad = None
+        with _perturbed(values, perturbations):
+            del perturbations
+            with Recorder(list(zip(variables, values, strict=True))) as scope:
+                loss = compute_loss()
+                scaled = self.optimizer.scale_loss(loss)
+            scaled.backward()
+        return loss.detach(), [value.grad for value in values], scope
+
+
+@contextlib.contextmanager
+def _perturbed(values: Sequence[Tensor], perturbations: Sequence[Tensor | None]) -> Iterator[None]:
+    """Adds `ε` to weights, also where modules of torch hold them, and puts the weights back."""
+    pairs = [(v, p) for v, p in zip(values, perturbations, strict=True) if p is not None]
+    changed = [value for value, _ in pairs]
+    with torch.no_grad():
+        copies = [value.clone() for value in changed]
+    try:
+        with torch.no_grad():
+            for value, perturbation in pairs:
+                value.add_(perturbation)
+        del pairs, perturbations
+        yield
+    finally:
+        with torch.no_grad():
+            for value, copy in zip(changed, copies, strict=True):
+                value.copy_(copy)

@@ -17,6 +17,7 @@ from keras.src.models.functional import Functional
 __all__ = [
     "Functional",
     "all_layers",
+    "build_for",
     "built_variables",
     "call_for_training",
     "callback_list_of",
@@ -310,3 +311,8 @@ def with_layouts(model: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
     """Returns the state of a training step on JAX, laid out over devices as Keras 3.10 wants it."""
     enforce = getattr(model, "_enforce_jax_state_sharding", None)
     return state if enforce is None else tuple(enforce(*state))
+
+
+def build_for(model: Any, data: Any) -> None:
+    """Builds a model, its metrics and its optimizer for batches like `data`, as `fit` does."""
+    model._symbolic_build(data_batch=data)

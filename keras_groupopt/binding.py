@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from keras_groupopt import kernels, memory, resolve, walk, wording
+from keras_groupopt import gradient_state, kernels, memory, resolve, walk, wording
 from keras_groupopt import plan as planning
 from keras_groupopt.declaration import Declaration
 from keras_groupopt.gradient_state import Wanted
@@ -96,10 +96,16 @@ class Binding:
             self.bind(model)
         declaration.gradient_rule = wanted
         try:
-            self.rebuild(model)
+            report = self.rebuild(model)
         except BaseException:
             declaration.gradient_rule = before
             raise
+        dropped = [key for key in report.dropped if gradient_state.PREFIX not in key]
+        if dropped:
+            warnings.warn(
+                f"State of variables that are frozen now was dropped: {wording.listing(dropped)}.",
+                stacklevel=4,
+            )
 
     def check_model(self, model: Any) -> None:
         """Refuses a model that the built optimizer cannot go on training as it is now.

@@ -158,3 +158,8 @@ def assign_on_replicas(variables: Sequence[Any], values: Sequence[Tensor]) -> No
     """Assigns values that are the same on all replicas."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(ops.cast(value, variable.dtype))
+
+
+def select(predicate: Tensor, first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:
+    """Returns `first` where a boolean scalar holds, else `second`."""
+    return [ops.where(predicate, a, b) for a, b in zip(first, second, strict=True)]

@@ -193,3 +193,8 @@ def assign_on_replicas(variables: Sequence[Any], values: Sequence[Tensor]) -> No
 
 def _assign(target: Any, value: Tensor) -> None:
     target.assign(value)
+
+
+def select(predicate: Tensor, first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:
+    """Returns `first` where a boolean scalar holds, else `second`; a branch copies neither."""
+    return choose(predicate, lambda: list(first), lambda: list(second))

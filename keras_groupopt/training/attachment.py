@@ -19,7 +19,7 @@ from keras_groupopt.training.gradient_rule import GradientRule
 
 Tensor = Any
 # Per trainable variable `ε` or `None` → the loss there, unscaled, and the gradients.
-Evaluate = Callable[[Sequence[Tensor | None]], tuple[Tensor, list[Tensor | None]]]
+Evaluate = Callable[[list[Tensor | None]], tuple[Tensor, list[Tensor | None]]]
 
 
 class Attachment:
@@ -55,6 +55,8 @@ class Attachment:
         # For optimizers that keep nothing for others.
         self._own: GradientState | None = None
         self._own_variables: list[Any] = []
+        # A walk through the model is too slow for each step.
+        self._choices: dict[tuple[int, ...], list[bool]] = {}
         self._reached: tuple[tuple[int, ...], frozenset[int]] = ((), frozenset())
 
     @property
@@ -73,13 +75,17 @@ class Attachment:
         if self._own is not None:
             return self._own
         parts = None if self._optimizer is None else self._optimizer._parts
-        state = None if parts is None else parts.gradient_state
-        return state if state is not None and state.wanted is self._wanted else None
+        return parts.gradient_state if parts is not None and self._keeps(parts) else None
 
     @property
     def own_variables(self) -> list[Any]:
         """What is kept here, as the optimizer does not."""
         return self._own_variables
+
+    def _keeps(self, parts: Any) -> bool:
+        """Whether built parts keep what this model's rule asked for."""
+        state = parts.gradient_state
+        return state is not None and state.wanted is self._wanted
 
     def catalog(self) -> Any:
         """Returns the model's variables by layer path, or `None` if they are not known yet."""
@@ -107,6 +113,10 @@ class Attachment:
                 f"must be a GroupedOptimizer. Received: {type(optimizer).__name__}. Compile with "
                 "`kgo.GroupedOptimizer(model=model, ...)`, or `kgo.from_optimizer(optimizer)`."
             )
+        parts = optimizer._parts if own else None
+        if parts is not None and self._keeps(parts):
+            self._optimizer = optimizer
+            return
         rule._current = rule.current
         self._wanted = Wanted(
             type(rule).__name__, rule.declared, rule._current, rule.slots, self.reach
@@ -158,8 +168,11 @@ class Attachment:
         return frozenset(catalog[position].identity for position in selector.resolve(catalog))
 
     def _choose(self, selector: Selector, variables: Sequence[Any]) -> list[bool]:
-        chosen = self._resolve(selector)
-        return [id(variable) in chosen for variable in variables]
+        key = (id(selector), *map(id, variables))
+        if key not in self._choices:
+            chosen = self._resolve(selector)
+            self._choices = {key: [id(variable) in chosen for variable in variables]}
+        return self._choices[key]
 
     def _frozen(self) -> set[int]:
         """Returns the identities of variables in frozen groups."""
@@ -188,6 +201,11 @@ class Attachment:
             optimizer: The model's optimizer.
         """
         self.used = True
+        if self.state is None:
+            # TensorFlow's `fit` leaves that to the first step.
+            with kernels.outside_compiled_step():
+                optimizer.build(list(variables))
+        assert self.state is not None
         frozen = self._frozen()
         # Scales of float8 training are no gradients.
         present = [
@@ -214,16 +232,11 @@ class Attachment:
         _update(self.norm, norm / scale, finite)
         if not self.rule.perturbs or kernels.known(finite) is False:
             return list(first)
-        if self.state is None:
-            # TensorFlow's `fit` leaves that to the first step.
-            with kernels.outside_compiled_step():
-                optimizer.build(list(variables))
-        reached = self.reach([variables[place] for place in moving])
+        reached = self.reach([v for v in variables if id(v) not in frozen])
         perturbed = [place for place in moving if id(variables[place]) in reached]
         if not perturbed:
             return list(first)
         passes = _Passes(loss, list(first), present, perturbed, evaluate)
-        assert self.state is not None
         batch = Batch(
             [variables[place] for place in perturbed],
             [summed[place] for place in perturbed],
@@ -247,11 +260,9 @@ class Attachment:
             _update(self.gap, gap, known)
         # Where the first pass was not finite, its gradients tell the optimizer which group is at
         # fault.
-        results = kernels.either(
-            finite,
-            lambda: [second[place] for place in present],
-            lambda: [summed[place] for place in present],
-        )
+        results = [second[place] for place in present]
+        if kernels.known(finite) is None:
+            results = kernels.select(finite, results, [summed[place] for place in present])
         gradients = list(first)
         for place, gradient in zip(present, kernels.shares_of_replicas(results), strict=True):
             gradients[place] = gradient

@@ -22,11 +22,23 @@ class Batch:
     Gradients are summed over replicas, and are those of the loss as the optimizer scales it
     (`loss_scale` times the loss): a rule that is linear in them need not care.
 
-    Attributes:
-        gradients: One tensor per variable, of its shape and dtype.
+    Args:
         variables: The Keras variables.
+        gradients: One tensor per variable, of its shape and dtype.
+        evaluate: Takes another pass.
+        choose: Applies a selector to variables.
+        state: What is kept for the rule.
         step: The optimizer steps done, an integer scalar.
         loss_scale: What the loss is multiplied by, a float32 scalar.
+
+    Example:
+    >>> import keras, keras_groupopt as kgo
+    >>> class Extrapolation(kgo.GradientRule):
+    ...     def gradients(self, batch):
+    ...         ahead = batch.gradients_at([-0.1 * g / batch.loss_scale for g in batch.gradients])
+    ...         return [2 * h - g for g, h in zip(batch.gradients, ahead)]
+    >>> model = kgo.SharpnessAwareSequential(
+    ...     [keras.Input((4,)), keras.layers.Dense(2)], gradient_rule=Extrapolation())
     """
 
     def __init__(
@@ -69,7 +81,8 @@ class Batch:
 
         Args:
             perturbations: `ε`, one tensor per variable, of its shape and dtype; or a function that
-                returns them, and is called only where the pass is made.
+                returns them, and is called only where the pass is made; then they are not kept in
+                memory during it.
             only_if: A boolean scalar: where it is false no pass is made, and the gradients are
                 those of the first. Default: always.
 

@@ -54,7 +54,7 @@ class TrainStep:
 
         (_, (loss, y_pred, new_rest, new_metrics)), first = taken(trainable)
 
-        def evaluate(perturbations: Sequence[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
+        def evaluate(perturbations: list[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
             values = [
                 value if perturbation is None else value + perturbation.astype(value.dtype)
                 for value, perturbation in zip(trainable, perturbations, strict=True)

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from keras_groupopt import _compat
+from keras_groupopt.arguments import is_schedule
 from keras_groupopt.training.attachment import Attachment
 from keras_groupopt.training.gradient_rule import GradientRule, SingleGradient
 
@@ -125,7 +126,15 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains the model, as Keras does; warns where the rule had no part in it."""
+        before = self._radius()
         history = super().fit(*args, **kwargs)
+        if before == 0 == self._radius():
+            warnings.warn(
+                f"{self.gradient_rule.label} perturbed nothing at the first and the last step of "
+                "this training, as `rho` was 0 there. Its schedule counts optimizer steps: does it "
+                "begin beyond the end?",
+                stacklevel=2,
+            )
         if self.gradient_rule.perturbs and not self._attachment.used:
             warnings.warn(
                 f"{self.gradient_rule.label} had no part in this training: "
@@ -134,6 +143,14 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
                 stacklevel=2,
             )
         return history
+
+    def _radius(self) -> float | None:
+        """Returns `rho` at the last step done (the first before there is one), if scheduled."""
+        rho = getattr(self.gradient_rule, "rho", None)
+        if not is_schedule(rho):
+            return None
+        step = max(int(keras.ops.convert_to_numpy(self.optimizer.iterations)) - 1, 0)
+        return float(keras.ops.convert_to_numpy(rho(step)))  # type: ignore[misc]
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the model, as Keras does."""
@@ -200,10 +217,9 @@ class SharpnessAwareModel(SharpnessAware, _compat.Functional):
     step does.
 
     Args:
-        inputs: The inputs, as for `keras.Model`.
-        outputs: The outputs, as for `keras.Model`.
+        *args: `inputs` and `outputs`, as for `keras.Model`.
         gradient_rule: A `kgo.GradientRule`. Default `kgo.SingleGradient()`, ordinary training.
-        name: The model's name.
+        **kwargs: `name`, as for `keras.Model`.
 
     Raises:
         TypeError: If `gradient_rule` is no gradient rule.
@@ -225,9 +241,9 @@ class SharpnessAwareSequential(SharpnessAware, keras.Sequential):
     """A Sequential model that trains with the gradients of a gradient rule.
 
     Args:
-        layers: The layers, as for `keras.Sequential`.
+        *args: `layers`, as for `keras.Sequential`.
         gradient_rule: A `kgo.GradientRule`. Default `kgo.SingleGradient()`, ordinary training.
-        name: The model's name.
+        **kwargs: `name`, as for `keras.Sequential`.
 
     Raises:
         TypeError: If `gradient_rule` is no gradient rule.

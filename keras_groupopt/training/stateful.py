@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_groupopt import _compat
+from keras_groupopt import _compat, kernels
 
 Tensor = Any
 
@@ -63,11 +63,14 @@ class StatefulTrainStep:
         loss, first, scope = self._pass(compute_loss, variables, [None] * len(variables))
         scope.make_updates()
 
-        def evaluate(perturbations: Sequence[Tensor | None]) -> tuple[Tensor, list[Any]]:
+        def evaluate(perturbations: list[Tensor | None]) -> tuple[Tensor, list[Any]]:
             again, gradients, _ = self._pass(compute_loss, variables, perturbations)
             return again, gradients
 
-        return loss, self._attachment.gradients(loss, first, variables, evaluate, self.optimizer)
+        with kernels.without_gradients():
+            return loss, self._attachment.gradients(
+                loss, first, variables, evaluate, self.optimizer
+            )
 
     def train_step(self, data: Any) -> dict[str, Tensor]:
         """Trains on one batch, with the gradients of the gradient rule.
@@ -90,7 +93,8 @@ class StatefulTrainStep:
         if self.trainable_variables:
             loss, gradients = self.compute_gradients(compute_loss)
             _compat.track_loss(self, loss, x)
-            self.optimizer.apply(gradients, self.trainable_variables)
+            with kernels.without_gradients():
+                self.optimizer.apply(gradients, self.trainable_variables)
         else:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
             _compat.track_loss(self, compute_loss(), x)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_groupopt import kernels
+from keras_groupopt import _compat, kernels
 from keras_groupopt.training.stateful import Recorder, StatefulTrainStep
 
 Tensor = Any
@@ -15,6 +15,16 @@ Tensor = Any
 
 class TrainStep(StatefulTrainStep):
     """The training step of a model with a gradient rule."""
+
+    built: bool
+
+    def train_step(self, data: Any) -> dict[str, Tensor]:
+        """Trains on one batch, with the gradients of the gradient rule."""
+        if not self.built:
+            # The first call would build the layers within the pass, too late for it.
+            with tf.init_scope():
+                _compat.build_for(self, data)
+        return super().train_step(data)
 
     def _pass(
         self,

@@ -56,14 +56,16 @@ class TrainStep(StatefulTrainStep):
         self,
         compute_loss: Callable[[], Tensor],
         variables: Sequence[Any],
-        perturbations: Sequence[Tensor | None],
+        perturbations: list[Tensor | None],
     ) -> tuple[Tensor, list[Tensor | None], Recorder]:
-        """Returns the loss at `w + ε`, its gradients, and what would be assigned."""
+        """Returns the loss at `w + ε`, its gradients, and what would be assigned.
+
+        `perturbations` is empty afterwards.
+        """
         values = [variable.value for variable in variables]
         for value in values:
             value.grad = None
-        with _perturbed(values, perturbations):
-            del perturbations
+        with _perturbed(values, perturbations), torch.enable_grad():
             with Recorder(list(zip(variables, values, strict=True))) as scope:
                 loss = compute_loss()
                 scaled = self.optimizer.scale_loss(loss)
@@ -72,7 +74,7 @@ class TrainStep(StatefulTrainStep):
 
 
 @contextlib.contextmanager
-def _perturbed(values: Sequence[Tensor], perturbations: Sequence[Tensor | None]) -> Iterator[None]:
+def _perturbed(values: Sequence[Tensor], perturbations: list[Tensor | None]) -> Iterator[None]:
     """Adds `ε` to weights, also where modules of torch hold them, and puts the weights back."""
     pairs = [(v, p) for v, p in zip(values, perturbations, strict=True) if p is not None]
     changed = [value for value, _ in pairs]
@@ -82,7 +84,10 @@ def _perturbed(values: Sequence[Tensor], perturbations: Sequence[Tensor | None])
         with torch.no_grad():
             for value, perturbation in pairs:
                 value.add_(perturbation)
-        del pairs, perturbations
+            perturbation = None
+        # They would be one more set of gradients in memory beside the pass.
+        pairs.clear()
+        perturbations.clear()
         yield
     finally:
         with torch.no_grad():

@@ -61,16 +61,16 @@ class StatefulTrainStep:
         """
         variables = list(self.trainable_variables)
         loss, first, scope = self._pass(compute_loss, variables, [None] * len(variables))
-        scope.make_updates()
 
         def evaluate(perturbations: list[Tensor | None]) -> tuple[Tensor, list[Any]]:
             again, gradients, _ = self._pass(compute_loss, variables, perturbations)
             return again, gradients
 
         with kernels.without_gradients():
-            return loss, self._attachment.gradients(
-                loss, first, variables, evaluate, self.optimizer
-            )
+            gradients = self._attachment.gradients(loss, first, variables, evaluate, self.optimizer)
+            # Not before: another pass must find seeds and statistics as the first one did.
+            scope.make_updates()
+        return loss, gradients
 
     def train_step(self, data: Any) -> dict[str, Tensor]:
         """Trains on one batch, with the gradients of the gradient rule.

@@ -12,6 +12,7 @@ import numpy as np
 from keras.src.backend.common import stateless_scope
 
 __all__ = [
+    "backend_optimizer",
     "built_variables",
     "callback_list_of",
     "child_layers",
@@ -65,6 +66,11 @@ def callback_list_of(callback: keras.callbacks.Callback) -> Any:
             return owner
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def backend_optimizer() -> type[Any]:
+    """Returns the class that a backend puts above every optimizer; it has no public name."""
+    return keras.optimizers.Optimizer.__bases__[0]
 
 
 def layout_of(variable: Any) -> Any:

@@ -10,21 +10,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_groupopt.kernels.tensorflow_replicas import beside as beside
+from keras_groupopt.kernels.tensorflow_replicas import once as once
+from keras_groupopt.kernels.tensorflow_replicas import over_replicas as over_replicas
+from keras_groupopt.kernels.tensorflow_replicas import sum_over_replicas as sum_over_replicas
+from keras_groupopt.kernels.tensorflow_replicas import without_reduction as without_reduction
+
 Tensor = Any
-
-
-def check_replicas() -> None:
-    """Refuses a distribution in which gradients are still to be summed over replicas.
-
-    Clipping before the sum, and summing again in each rule, would train with wrong steps.
-    """
-    strategy = tf.distribute.get_strategy()
-    if strategy.num_replicas_in_sync > 1:
-        raise NotImplementedError(
-            "GroupedOptimizer must run on one replica on TensorFlow. Received: "
-            f"{type(strategy).__name__} with {strategy.num_replicas_in_sync} replicas. Train on "
-            "one device, or use the JAX backend with `keras.distribution`."
-        )
 
 
 def outside_compiled_step() -> AbstractContextManager[Any]:

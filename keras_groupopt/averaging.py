@@ -107,8 +107,8 @@ class Averages:
             pairs: Averages of statistics and their variables.
             step: The optimizer steps done.
         """
-        made = int(self.made)
-        kept = self._kept_since(int(self.statistics_made), made, step)
+        made = kernels.on_host(self.made)
+        kept = self._kept_since(kernels.on_host(self.statistics_made), made, step)
         self.statistics_made.assign(made)
         if kept < 1.0:
             share = ops.convert_to_tensor(1.0 - kept, dtype="float32")

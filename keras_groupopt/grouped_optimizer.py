@@ -354,7 +354,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
         if parts.window is None:
             return False
         parts.window.weighted = None
-        if not int(parts.window.count):
+        if not kernels.on_host(parts.window.count):
             return False
         window, variables = parts.window, [*self.changing_variables, *self._trainable_variables]
 

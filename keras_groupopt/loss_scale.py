@@ -173,7 +173,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     @property
     def first_nonfinite_group(self) -> str | None:
         """The name of the group at `nonfinite_group_index`, or `None` if no step was skipped."""
-        index = int(ops.convert_to_numpy(self.nonfinite_group_index))
+        index = kernels.on_host(self.nonfinite_group_index)
         return None if index == NONE else str(self.inner_optimizer.plan.groups[index].name)
 
     # Step ---------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_groupopt.kernels import generic
 
@@ -70,6 +71,11 @@ _fast = importlib.import_module(f"keras_groupopt.kernels.{keras.backend.backend(
 STATELESS = keras.backend.backend() != "tensorflow"
 # `fit` passes values without their variables, which the order alone tells apart.
 BY_ORDER = keras.backend.backend() == "jax"
+
+
+def on_host(scalar: Any) -> Any:
+    """Returns a scalar as a Python number; of copies on several devices, the first's."""
+    return np.asarray(keras.ops.convert_to_numpy(scalar)).item()
 
 
 def when(predicate: Any, body: Callable[[], None], variables: Sequence[Any]) -> None:

@@ -85,10 +85,11 @@ def averaged_weights(model: Any) -> Iterator[None]:
             raise
         finally:
             averages.in_weights = False
-    if kernels.on_host(optimizer.iterations) != before:
+    done = kernels.on_host(optimizer.iterations) - before
+    if done:
         raise ValueError(
             "`averaged_weights` must not be trained in: the steps would start from averages. "
-            f"Received: {kernels.on_host(optimizer.iterations) - before} optimizer steps. The weights are "
+            f"Received: {done} optimizer steps. The weights are "
             "those of before, the optimizer's state is not. Call `fit` outside of the block."
         )
 

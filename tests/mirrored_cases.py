@@ -12,8 +12,19 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from mirrored_runs import HALF, MICRO_BATCHES, ROWS, WHOLE, apart, data, dense, farthest, fit, make
-from mirrored_runs import scaled, values
+from mirrored_runs import (
+    HALF,
+    MICRO_BATCHES,
+    ROWS,
+    WHOLE,
+    apart,
+    data,
+    farthest,
+    fit,
+    make,
+    scaled,
+    values,
+)
 
 import keras_groupopt as kgo
 

@@ -45,7 +45,7 @@ def over_replicas(
         largest: Per gradient, whether the largest over replicas counts, not the sum.
 
     Raises:
-        NotImplementedError: If the strategy keeps no equal copies.
+        NotImplementedError: If the strategy keeps no equal copies, or XLA compiles the replicas.
         ValueError: If a variable was not made under the strategy.
     """
     if _is_within_step():
@@ -56,11 +56,13 @@ def over_replicas(
         function(list(gradients))
         return
     if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
-        reduced = _reduce(gradients, largest or [False] * len(gradients))
         if tf.__internal__.distribute.strategy_supports_no_merge_call():
-            with _within_step():
-                function(reduced)
-            return
+            # There is no update per device then, and an assignment would reduce by itself.
+            raise NotImplementedError(
+                f"A model under {type(strategy).__name__} must be compiled without XLA. Received: "
+                "a step that XLA compiles. Use `compile(..., jit_compile=False)`."
+            )
+        reduced = _reduce(gradients, largest or [False] * len(gradients))
 
         def merged(strategy: Any, gradients: list[Tensor]) -> None:
             _on_each_device(strategy, function, gradients, variables[0])

@@ -205,3 +205,85 @@ def halved(strategy: Any, tensor: Any) -> Any:
         return tensor[size * place : size * (place + 1)]
 
     return strategy.experimental_distribute_values_from_function(part)
+
+
+def per_replica(strategy: Any, *values: Any) -> Any:
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: values[context.replica_id_in_sync_group]
+    )
+
+
+def test_of_gradients_that_are_next_values_the_largest_over_replicas_counts(strategy):
+    import tensorflow as tf
+
+    with strategy.scope():
+        scale, weight = keras.Variable([1.0, 1.0]), keras.Variable([1.0, 1.0])
+        scale.overwrite_with_gradient = True
+        optimizer = kgo.GroupedOptimizer(rule="sgd", learning_rate=1.0)
+        optimizer.build([scale, weight])
+    gradients = per_replica(strategy, tf.constant([3.0, 5.0]), tf.constant([4.0, 2.0]))
+    strategy.run(lambda g: optimizer.apply([g, g], [scale, weight]), args=(gradients,))
+    for variable, right in ((scale, [4.0, 5.0]), (weight, [-6.0, -6.0])):
+        for copy in variable.value.values:
+            np.testing.assert_array_equal(copy, right)
+
+
+def test_tensors_applied_outside_of_a_replica_go_to_every_device(strategy):
+    import tensorflow as tf
+
+    one, two = both(WHOLE, strategy)
+    gradients = [tf.fill(variable.shape, 0.25) for variable in one.trainable_variables]
+    for model in (one, two):
+        model.optimizer.build(model.trainable_variables)
+        model.optimizer.apply(gradients, model.trainable_variables)
+    one.optimizer.apply(gradients, one.trainable_variables)
+    with strategy.scope():
+        two.optimizer.apply(gradients, two.trainable_variables)
+    assert int(one.optimizer.iterations) == 1
+    assert farthest(values(two), values(one)) == 0
+    assert apart(two) == []
+    gradients[0] = per_replica(strategy, gradients[0], gradients[0])
+    with strategy.scope(), pytest.raises(ValueError, match=r"Call it within `strategy.run`"):
+        two.optimizer.apply(gradients, two.trainable_variables)
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_a_step_that_raises_moves_nothing_on_any_device(strategy, eager):
+    row = {"on_nonfinite": "raise", "global_clipnorm": 1.0, "eager": eager}
+    model = made(row, strategy.scope())
+    fit(model, 0, 1)
+    before = values(model)
+    with pytest.raises(FloatingPointError, match='first in group "default"'):
+        fit(model, 0, 1, 0)
+    skipped = [np.asarray(copy) for copy in model.optimizer.skipped_steps.value.values]
+    assert skipped == [1, 1]
+    model.optimizer.skipped_steps.assign(0)
+    assert farthest(values(model), before) == 0
+    assert apart(model) == []
+
+
+def test_a_model_or_optimizer_made_outside_of_the_scope_is_refused(strategy):
+    row = {"rule": "adam"}
+    outside = kgo.GroupedOptimizer(**row)
+    model = made(row, strategy.scope())
+    model.compile(outside, loss="mse")
+    with pytest.raises(ValueError, match="must be made under the strategy"):
+        fit(model)
+
+
+def test_a_build_within_a_replica_says_where_to_build(strategy):
+    model = made(WHOLE, strategy.scope())
+    with pytest.raises(ValueError, match=r"build\(model.trainable_variables\)` under `strategy"):
+        strategy.run(lambda: model.optimizer.build(model.trainable_variables))
+
+
+def test_a_strategy_without_equal_copies_is_refused_before_a_step(devices):
+    import tensorflow as tf
+
+    central = tf.distribute.experimental.CentralStorageStrategy(devices)
+    model = made({"rule": "adam"}, central.scope())
+    before = model.get_weights()
+    with pytest.raises(NotImplementedError, match="CentralStorageStrategy with 2 replicas"):
+        fit(model)
+    for old, new in zip(before, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)

@@ -70,6 +70,10 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
     moves and `skipped_steps` counts. Schedules, averages and `iterations` count optimizer steps,
     not micro-batches.
 
+    Under a TensorFlow strategy (`MirroredStrategy`, `MultiWorkerMirroredStrategy`,
+    `OneDeviceStrategy`) `g` is the sum over all replicas before anything above sees it. Make model
+    and optimizer under `strategy.scope()`.
+
     Args:
         groups: A list of `Group`, or a dict from name to `Group` or selector.
         model: The model, from which layer paths come. Held weakly. Without it, selectors see
@@ -290,7 +294,9 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
 
         Raises:
             FloatingPointError: With `on_nonfinite="raise"`, where the step is not compiled.
-            ValueError: If a variable is unknown, counts differ, or every gradient is `None`.
+            NotImplementedError: Under a strategy of TensorFlow that is not named above.
+            ValueError: If a variable is unknown, counts differ, or every gradient is `None`; under
+                a strategy, if model or optimizer were made outside of its scope.
         """
         grads = list(grads)
         if not grads:

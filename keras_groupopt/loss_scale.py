@@ -47,7 +47,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     `compile` puts around an optimizer by itself in `mixed_float16`, in this: skipped steps are
     counted and the group at fault is kept; the scale and the counters are saved once, and loaded
     before the build too; whatever is public on the inner optimizer can be used on this one;
-    `apply` works outside a compiled step on JAX; and the scale never gets stuck at 0 or infinity.
+    `apply` works outside a compiled step on JAX; the scale never gets stuck at 0 or infinity; and
+    under a TensorFlow strategy it looks at the gradients of all replicas, not of the first.
     It may fall below 1, as gradients of a large loss overflow without any scale.
 
     A gradient of a frozen group is not looked at. With gradient accumulation a micro-batch that

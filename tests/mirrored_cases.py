@@ -287,3 +287,28 @@ def test_a_strategy_without_equal_copies_is_refused_before_a_step(devices):
         fit(model)
     for old, new in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(old, new)
+
+
+def test_averages_of_batch_statistics_stay_equal_on_two_devices(strategy):
+    layers = keras.layers
+    with strategy.scope():
+        parts = layers.Dense(5, name="a"), layers.BatchNormalization(), layers.Dense(2, name="d")
+        model = keras.Sequential([keras.Input((4,)), *parts])
+        model.compile(kgo.GroupedOptimizer(model=model, ema=kgo.EMA(0.5)), loss="mse")
+    fit(model, epochs=2, callbacks=[kgo.UseAveragedWeights()], validation_data=data(0, 2))
+    before = values(model)
+    with kgo.averaged_weights(model):
+        assert farthest(values(model), before) > 1e-5
+        assert apart(model) == []
+    assert farthest(values(model), before) == 0
+    assert apart(model) == []
+
+
+def test_what_the_second_replica_alone_sees_is_skipped_though_keras_looks_at_the_first(strategy):
+    one, two = both({"wrap": ROWS["loss scale of Keras"]["wrap"]}, strategy)
+    for model in (one, two):
+        fit(model, 0, MICRO_BATCHES, 2)
+    weights = [model.get_weights() for model in (two, one)]
+    assert farthest(*weights) < LIMIT
+    assert np.asarray(two.optimizer.inner_optimizer.skipped_steps) == 1
+    assert apart(two) == []

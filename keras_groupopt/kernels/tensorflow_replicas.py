@@ -69,7 +69,9 @@ def over_replicas(
 
         tf.distribute.get_replica_context().merge_call(merged, args=(reduced,))
         return
-    if any(isinstance(gradient, tf.distribute.DistributedValues) for gradient in gradients):
+    if any(
+        isinstance(gradient, tf.types.experimental.distributed.PerReplica) for gradient in gradients
+    ):
         raise ValueError(
             "`apply` must get tensors outside of `strategy.run`. Received: values that differ per "
             "replica. Call it within `strategy.run`, where they are summed."
@@ -83,7 +85,7 @@ def _on_each_device(
 ) -> None:
     errors: list[Exception] = []
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    @tf.autograph.experimental.do_not_convert
     def step(copy: Any, gradients: list[Tensor]) -> None:
         del copy
         with _within_step():
@@ -151,8 +153,7 @@ def beside(variables: Sequence[Any]) -> AbstractContextManager[Any]:
             )
         return contextlib.nullcontext()
     strategies = [strategy for v in variables if (strategy := _owner(v)) is not None]
-    scope = strategies[0].scope() if strategies else contextlib.nullcontext()
-    return scope  # type: ignore[no-any-return]
+    return strategies[0].scope() if strategies else contextlib.nullcontext()
 
 
 class _WithoutReduction(_compat.backend_optimizer()):  # type: ignore[misc]

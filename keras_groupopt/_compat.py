@@ -17,6 +17,7 @@ from keras.src.models.functional import Functional
 __all__ = [
     "Functional",
     "all_layers",
+    "backend_optimizer",
     "build_for",
     "built_variables",
     "call_for_training",
@@ -77,6 +78,11 @@ def callback_list_of(callback: keras.callbacks.Callback) -> Any:
             return owner
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+def backend_optimizer() -> type[Any]:
+    """Returns the class that a backend puts above every optimizer; it has no public name."""
+    return keras.optimizers.Optimizer.__bases__[0]
 
 
 def layout_of(variable: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
-from keras_groupopt import averaging, batch_norm, checkpoints, state, walk, wording
+from keras_groupopt import averaging, batch_norm, checkpoints, kernels, state, walk, wording
 from keras_groupopt.averaging import Averages
 from keras_groupopt.callbacks.unwrap import unwrap
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
@@ -69,7 +69,7 @@ def averaged_weights(model: Any) -> Iterator[None]:
     replaced = {id(variable): variable for _, variable in pairs}
     replaced |= {id(variable): variable for variable in batch_norm.statistics(model)}
     raw = [(variable, ops.copy(ops.convert_to_tensor(variable))) for variable in replaced.values()]
-    before = int(optimizer.iterations)
+    before = kernels.on_host(optimizer.iterations)
     try:
         averages.in_weights = True
         with _no_state_saved_around(model.optimizer, optimizer):
@@ -85,10 +85,11 @@ def averaged_weights(model: Any) -> Iterator[None]:
             raise
         finally:
             averages.in_weights = False
-    if int(optimizer.iterations) != before:
+    done = kernels.on_host(optimizer.iterations) - before
+    if done:
         raise ValueError(
             "`averaged_weights` must not be trained in: the steps would start from averages. "
-            f"Received: {int(optimizer.iterations) - before} optimizer steps. The weights are "
+            f"Received: {done} optimizer steps. The weights are "
             "those of before, the optimizer's state is not. Call `fit` outside of the block."
         )
 

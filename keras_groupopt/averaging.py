@@ -107,8 +107,8 @@ class Averages:
             pairs: Averages of statistics and their variables.
             step: The optimizer steps done.
         """
-        made = int(self.made)
-        kept = self._kept_since(int(self.statistics_made), made, step)
+        made = kernels.on_host(self.made)
+        kept = self._kept_since(kernels.on_host(self.statistics_made), made, step)
         self.statistics_made.assign(made)
         if kept < 1.0:
             share = ops.convert_to_tensor(1.0 - kept, dtype="float32")
@@ -123,7 +123,7 @@ class Averages:
             return before / made
         if isinstance(self.declared, KerasEMA) and before == 0:
             return 0.0
-        momentum = float(self.momentum.at(ops.convert_to_tensor(step, dtype="int32")))
+        momentum = kernels.on_host(self.momentum.at(ops.convert_to_tensor(step, dtype="int32")))
         if isinstance(self.declared, EMA) and self.declared.warmup:
             return math.prod(min(momentum, (1 + t) / (10 + t)) for t in range(before, made))
         return momentum ** (made - before)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import _compat, anchors, clipping, decay, slots
+from keras_groupopt import _compat, anchors, clipping, decay, kernels, slots
 from keras_groupopt.averaging import wide_dtype
 from keras_groupopt.hyperparameters import Scalar
 from keras_groupopt.plan import Plan, PlannedGroup
@@ -104,7 +104,8 @@ class GroupParts:
 
     def _build_rule(self) -> None:
         where = self.planned.group.where
-        self.rule = make_rule(self.planned.group.rule, lambda: self._rate, where)
+        rule = make_rule(self.planned.group.rule, lambda: self._rate, where)
+        self.rule = kernels.without_reduction(rule)
         self.rule.name = self._prefix
         ruled = [v for v in self.variables if not overwritten_by_gradient(v)]
         self.rule.build(ruled)

@@ -11,7 +11,6 @@ from keras import ops
 
 from keras_groupopt import (
     _compat,
-    accumulation,
     averaging,
     config,
     finiteness,
@@ -70,6 +69,10 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
     variable without a gradient neither moves nor decays. Where a gradient is not finite, no group
     moves and `skipped_steps` counts. Schedules, averages and `iterations` count optimizer steps,
     not micro-batches.
+
+    Under a TensorFlow strategy (`MirroredStrategy`, `MultiWorkerMirroredStrategy`,
+    `OneDeviceStrategy`) `g` is the sum over all replicas before anything above sees it. Make model
+    and optimizer under `strategy.scope()`.
 
     Args:
         groups: A list of `Group`, or a dict from name to `Group` or selector.
@@ -261,14 +264,15 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
     def _make_parts(self, plan: planning.Plan, variables: list[Any]) -> Parts:
         # A build that fails leaves nothing behind: what may fail comes before what is kept.
         declaration = self._declaration
-        parts = Parts(
-            plan, variables, declaration.live_model(required=False), declaration.gradient_rule
-        )
-        for planned in plan.groups:
-            if planned.group.rule is not None:
-                registry.claim_instance(planned.group.rule, self, planned.group.where)
-        parts.make_variables(self)
-        parts.digest = state.protect(self, parts)
+        with kernels.beside([self._iterations, *variables]):
+            parts = Parts(
+                plan, variables, declaration.live_model(required=False), declaration.gradient_rule
+            )
+            for planned in plan.groups:
+                if planned.group.rule is not None:
+                    registry.claim_instance(planned.group.rule, self, planned.group.where)
+            parts.make_variables(self)
+            parts.digest = state.protect(self, parts)
         parts.plan = planning.with_state_bytes(plan, parts.state_bytes())
         return parts
 
@@ -288,11 +292,14 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
                 later calls may leave some out, which is as if they had no gradient. Default: all
                 variables it was built with.
             sample_count: The samples (or tokens) that `grads` is the mean over, a number or a
-                scalar tensor. With it, micro-batches of different sizes weigh as in one batch.
+                scalar tensor. With it, micro-batches of different sizes weigh as in one batch. In
+                a replica of a TensorFlow strategy: those of this replica.
 
         Raises:
             FloatingPointError: With `on_nonfinite="raise"`, where the step is not compiled.
-            ValueError: If a variable is unknown, counts differ, or every gradient is `None`.
+            NotImplementedError: Under a strategy of TensorFlow that is not named above.
+            ValueError: If a variable is unknown, counts differ, or every gradient is `None`; under
+                a strategy, if model or optimizer were made outside of its scope.
         """
         grads = list(grads)
         if not grads:
@@ -306,28 +313,39 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
             variables = list(self._trainable_variables)
         else:
             variables = list(trainable_variables)
-            if not self._is_built or self._declaration.pending is not None:
-                with kernels.outside_compiled_step():
-                    self.build(variables)
+            self._build_once(variables)
         if len(grads) != len(variables):
             raise ValueError(
                 "`grads` must hold one gradient per variable. Received: "
                 f"{len(grads)} gradients for {len(variables)} variables."
             )
         positions = self._positions(variables)
-        kernels.check_replicas()
         parts = self._built_parts("apply")
-        parts.capture_due(self._iterations, stepping=True)
+        self._capture_once(parts)
         parts.received = frozenset(positions)
         parts.received_in = self._declaration.train_function()
-        with keras.name_scope(self.name):
-            reach = parts.within_reach(positions)
-            routed = step.route(parts, grads, positions, reach)
-            parts.note_gradients(routed.indices)
-            settings = self._settings(accumulation.check_samples(sample_count))
-            own = [parts.variables[position] for position in reach]
-            step.step(parts, routed, settings, [*self.changing_variables, *own])
-        self._warn_of_missing(parts, routed.paths)
+        missing: list[str] = []
+
+        def step_on_device(sums: list[Tensor | None], samples: Tensor | None) -> None:
+            with keras.name_scope(self.name):
+                reach = parts.within_reach(positions)
+                routed = step.route(parts, sums, positions, reach)
+                parts.note_gradients(routed.indices)
+                own = [parts.variables[position] for position in reach]
+                changing = [*self.changing_variables, *own]
+                step.step(parts, routed, self._settings(samples), changing)
+            missing[:] = routed.paths
+
+        step.on_each_device(step_on_device, grads, variables, sample_count, self.variables)
+        self._warn_of_missing(parts, missing)
+
+    def _build_once(self, variables: list[Any]) -> None:
+        if not self._is_built or self._declaration.pending is not None:
+            kernels.once(lambda: self.build(variables))
+
+    def _capture_once(self, parts: Parts) -> None:
+        if parts.is_anything_due:
+            kernels.once(lambda: parts.capture_due(self._iterations, stepping=True))
 
     def flush(self) -> bool:
         """Does the optimizer step of a window of micro-batches that is not full, if there is one.
@@ -345,10 +363,14 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
         if parts.window is None:
             return False
         parts.window.weighted = None
-        if not int(parts.window.count):
+        if not kernels.on_host(parts.window.count):
             return False
-        variables = [*self.changing_variables, *self._trainable_variables]
-        step.flush(parts, parts.window, self._settings(None), variables)
+        window, variables = parts.window, [*self.changing_variables, *self._trainable_variables]
+
+        def flush_on_device(none: list[Tensor]) -> None:
+            step.flush(parts, window, self._settings(None), variables)
+
+        kernels.over_replicas(flush_on_device, [], variables)
         return True
 
     def _settings(self, sample_count: Tensor | None) -> step.Settings:

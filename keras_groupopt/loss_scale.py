@@ -15,6 +15,7 @@ from keras_groupopt.finiteness import NONE
 from keras_groupopt.grouped_optimizer import _FIXED, GroupedOptimizer
 from keras_groupopt.parts import Parts
 from keras_groupopt.state.store import MANIFEST
+from keras_groupopt.step import on_each_device
 
 Tensor = Any
 
@@ -46,7 +47,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     `compile` puts around an optimizer by itself in `mixed_float16`, in this: skipped steps are
     counted and the group at fault is kept; the scale and the counters are saved once, and loaded
     before the build too; whatever is public on the inner optimizer can be used on this one;
-    `apply` works outside a compiled step on JAX; and the scale never gets stuck at 0 or infinity.
+    `apply` works outside a compiled step on JAX; the scale never gets stuck at 0 or infinity; and
+    under a TensorFlow strategy it looks at the gradients of all replicas, not of the first.
     It may fall below 1, as gradients of a large loss overflow without any scale.
 
     A gradient of a frozen group is not looked at. With gradient accumulation a micro-batch that
@@ -172,7 +174,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     @property
     def first_nonfinite_group(self) -> str | None:
         """The name of the group at `nonfinite_group_index`, or `None` if no step was skipped."""
-        index = int(ops.convert_to_numpy(self.nonfinite_group_index))
+        index = kernels.on_host(self.nonfinite_group_index)
         return None if index == NONE else str(self.inner_optimizer.plan.groups[index].name)
 
     # Step ---------------------------------------------------------------------------------------
@@ -203,8 +205,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if variables is not None:
             variables = list(variables)
             if grads and not self.built:
-                with kernels.outside_compiled_step():
-                    self.build(variables)
+                kernels.once(lambda: self.build(variables))
         parts = inner._parts
         if parts is not None and variables is None:
             variables = list(parts.variables)
@@ -212,14 +213,22 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             # Nothing to do, or refused, with the reason.
             inner.apply(grads, trainable_variables)
             return
-        flags = group_flags(parts, grads, inner._positions(variables))
-        unscaled = _unscale(grads, variables, self.dynamic_scale)
-        kernels.when(
-            ops.all(flags),
-            lambda: inner.apply(unscaled, variables, **options),
-            [*variables, *inner.changing_variables],
-        )
-        self._record(flags)
+        positions = inner._positions(variables)
+        inner._capture_once(parts)
+
+        def step_on_device(sums: list[Tensor | None], samples: Tensor | None) -> None:
+            flags = group_flags(parts, sums, positions)
+            unscaled = _unscale(sums, variables, self.dynamic_scale)
+            weighted = options if samples is None else options | {"sample_count": samples}
+            kernels.when(
+                ops.all(flags),
+                lambda: inner.apply(unscaled, variables, **weighted),
+                [*variables, *inner.changing_variables],
+            )
+            self._record(flags)
+
+        samples = options.get("sample_count")
+        on_each_device(step_on_device, grads, variables, samples, self.variables)
 
     def stateless_apply(
         self,

@@ -153,6 +153,11 @@ class Parts:
     def due(self, value: tuple[bool, frozenset[str], frozenset[str]]) -> None:
         self.anchors_are_due, self.due_anchors, self.due_averages = value
 
+    @property
+    def is_anything_due(self) -> bool:
+        """Whether `capture_due` may have something to do."""
+        return any(self.due) or (self.averages is not None and not self.averages.settled)
+
     def capture_due(self, iterations: Any, stepping: bool = False) -> None:
         """Takes initial anchors and averages again where weights came after the build.
 

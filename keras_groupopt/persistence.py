@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from keras_groupopt import state, wording
+from keras_groupopt import kernels, state, wording
 from keras_groupopt.declaration import Declaration
 from keras_groupopt.parts import Parts
 
@@ -185,10 +185,10 @@ class Persistence:
 
     def _note_weights_without_state(self) -> None:
         note_new_weights(self)
-        if self._parts is not None and int(self._iterations) != 0:
+        if self._parts is not None and kernels.on_host(self._iterations) != 0:
             warnings.warn(
                 "The file holds weights but no optimizer state. The optimizer stays as it is: at "
-                f"step {int(self._iterations)}, with its moments and anchors.",
+                f"step {kernels.on_host(self._iterations)}, with its moments and anchors.",
                 stacklevel=3,
             )
 
@@ -203,9 +203,9 @@ def note_new_weights(optimizer: Any) -> None:
         return
     if parts.averages is not None:
         parts.averages.settled = False
-        if int(parts.averages.made) == 0:
+        if kernels.on_host(parts.averages.made) == 0:
             parts.averages.statistics.clear()
-    if int(optimizer.iterations) == 0:
+    if kernels.on_host(optimizer.iterations) == 0:
         parts.anchors_are_due = True
 
 

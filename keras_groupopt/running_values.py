@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt import finiteness
+from keras_groupopt import finiteness, kernels
 from keras_groupopt.arguments import check_number
 from keras_groupopt.parts import Parts
 
@@ -108,8 +108,10 @@ class RunningValues:
         Reads a value of the device.
         """
         parts = self._parts
-        number = finiteness.NONE if parts is None or parts.guard is None else int(parts.guard.first)
-        return None if parts is None or number == finiteness.NONE else parts.groups[number].name
+        if parts is None or parts.guard is None:
+            return None
+        number = kernels.on_host(parts.guard.first)
+        return None if number == finiteness.NONE else parts.groups[number].name
 
     @property
     def micro_batches(self) -> Any:
@@ -128,7 +130,7 @@ class RunningValues:
         parts = self._parts
         if parts is None or parts.guard is None or self.on_nonfinite != "raise":
             return
-        number = int(parts.guard.first)
+        number = kernels.on_host(parts.guard.first)
         if number != finiteness.NONE:
             parts.guard.first.assign(finiteness.NONE)
             raise FloatingPointError(finiteness.message(parts.groups[number].name))

@@ -101,6 +101,38 @@ def step(parts: Parts, routed: Routed, settings: Settings, variables: Sequence[A
         kernels.when(keep, lambda: joint_step(parts, routed, settings, variables, norms), variables)
 
 
+def on_each_device(
+    function: Callable[[list[Tensor | None], Tensor | None], None],
+    gradients: Sequence[Tensor | None],
+    variables: Sequence[Any],
+    sample_count: Any,
+    state: Sequence[Any],
+) -> None:
+    """Runs a step on what all replicas bring, once on each device.
+
+    Args:
+        function: Takes the gradients and the sample count of the whole micro-batch.
+        gradients: Those of the part of the micro-batch that is at hand.
+        variables: Their variables.
+        sample_count: The samples of that part, where they are known.
+        state: The optimizer's variables.
+    """
+    came = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
+    parts = [gradient for gradient, _ in came]
+    largest = [overwritten_by_gradient(variable) for _, variable in came]
+    samples = accumulation.check_samples(sample_count)
+    if samples is not None:
+        parts.append(ops.cast(samples, "float32"))
+        largest.append(False)
+
+    def run(whole: list[Tensor]) -> None:
+        each = iter(whole)
+        sums = [None if gradient is None else next(each) for gradient in gradients]
+        function(sums, next(each, None))
+
+    kernels.over_replicas(run, parts, [*state, *variables], largest)
+
+
 def route(
     parts: Parts,
     gradients: Sequence[Tensor | None],

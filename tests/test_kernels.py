@@ -358,8 +358,15 @@ def test_a_dense_gradient_has_no_repeated_rows_to_combine():
     assert kernels.combine_repeated_rows(gradient) is gradient
 
 
-def test_one_replica_is_not_refused():
-    kernels.check_replicas()
+def test_without_replicas_a_step_gets_its_gradients_as_they_are():
+    gradients, received = tensors([((4, 3), "float32"), ((2,), "float32")]), []
+    weight = keras.Variable(np.zeros(2))
+    kernels.over_replicas(received.extend, gradients, [weight])
+    received += kernels.sum_over_replicas(gradients)
+    assert [id(each) for each in received] == [id(each) for each in gradients] * 2
+    with kernels.beside([weight]):
+        kernels.once(lambda: received.append(keras.Variable(1.0)))
+    assert kernels.on_host(received[-1]) == 1.0
 
 
 def test_variables_can_be_made_outside_of_a_compiled_step():

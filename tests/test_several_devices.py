@@ -1,4 +1,4 @@
-"""Several devices: what works, and what is refused before a wrong step is taken."""
+"""Several devices on JAX; `test_mirrored_strategy.py` has those of TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,18 +23,6 @@ def train(**options):
     return np.concatenate([np.ravel(keras.ops.convert_to_numpy(each)) for each in found])
 """
 
-MIRRORED = """
-import tensorflow as tf
-devices = [tf.config.LogicalDeviceConfiguration()] * 2
-tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-with strategy.scope():
-    try:
-        train()
-    except NotImplementedError as error:
-        print("refused:", error)
-"""
-
 PARALLEL = """
 rows = ({}, {"gradient_accumulation_steps": 3, "ema": kgo.EMA(0.5)})
 alone = [train(**options) for options in rows]
@@ -42,11 +30,6 @@ keras.distribution.set_distribution(keras.distribution.DataParallel())
 for options, expected in zip(rows, alone):
     print("difference:", float(np.abs(train(**options) - expected).max()))
 """
-
-
-@pytest.mark.backends("tensorflow", reason="only TensorFlow has MirroredStrategy")
-def test_several_replicas_are_refused_before_a_step(new_process):
-    assert "refused: GroupedOptimizer must run on one replica" in new_process(MODEL + MIRRORED)
 
 
 @pytest.mark.backends("jax", reason="keras.distribution runs on JAX")

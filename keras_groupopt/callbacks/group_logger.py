@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 
+from keras_groupopt import kernels
 from keras_groupopt.callbacks.unwrap import unwrap
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.naming import plain_names
@@ -91,7 +92,7 @@ class GroupLogger(keras.callbacks.Callback):
                 f"{type(outer).__name__}. Compile with `kgo.LossScaleOptimizer(optimizer)`."
             )
         self._raises = optimizer.on_nonfinite == "raise"
-        self._skipped_before = int(optimizer.skipped_steps)
+        self._skipped_before = kernels.on_host(optimizer.skipped_steps)
         if not self.model.built:
             return
         if not outer.built:
@@ -115,7 +116,7 @@ class GroupLogger(keras.callbacks.Callback):
         if not isinstance(optimizer, GroupedOptimizer):
             return
         logs.update(_keyed("learning_rate", optimizer.learning_rates))
-        skipped = int(optimizer.skipped_steps)
+        skipped = kernels.on_host(optimizer.skipped_steps)
         if self.skipped:
             logs["skipped_steps"] = skipped + _skipped_around(self.model.optimizer, optimizer)
         if skipped > self._skipped_before:
@@ -134,11 +135,11 @@ def _skipped_around(outer: Any, optimizer: GroupedOptimizer) -> int:
     """Returns the steps that a `LossScaleOptimizer` skipped, as it does to find its scale."""
     if outer is optimizer:
         return 0
-    return int(keras.ops.convert_to_numpy(outer.skipped_steps))
+    return int(kernels.on_host(outer.skipped_steps))
 
 
 def _warn_of_late_weights(optimizer: GroupedOptimizer) -> None:
-    if int(keras.ops.convert_to_numpy(optimizer.iterations)) > 0:
+    if kernels.on_host(optimizer.iterations) > 0:
         return
     drift = optimizer.anchor_drift()
     late = [

@@ -14,7 +14,7 @@ from typing import Any
 
 import keras
 
-from keras_groupopt import _compat, averaging, batch_norm
+from keras_groupopt import _compat, averaging, batch_norm, kernels
 from keras_groupopt.averaged_weights import averaged_weights, averages_of, statistics_pairs
 from keras_groupopt.callbacks.backup import BackupAndRestore
 from keras_groupopt.callbacks.unwrap import unwrap
@@ -172,7 +172,7 @@ class UseAveragedWeights(keras.callbacks.Callback):
         pairs = statistics_pairs(model, averages, make=True)
         if not pairs:
             return
-        step = int(optimizer.iterations)
+        step = kernels.on_host(optimizer.iterations)
         if isinstance(self.batch_norm, str):
             averages.move_statistics(pairs, step)
         elif not start and step != self._estimated_at:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from keras_groupopt.kernels import generic
 
@@ -20,7 +21,7 @@ _OPERATIONS = (
     "add_scaled",
     "assign_on_replicas",
     "average",
-    "check_replicas",
+    "beside",
     "choose",
     "clip_by_value",
     "combine_repeated_rows",
@@ -31,7 +32,9 @@ _OPERATIONS = (
     "is_gone",
     "known",
     "loss_of_all",
+    "once",
     "outside_compiled_step",
+    "over_replicas",
     "own",
     "pull",
     "random_states",
@@ -42,6 +45,7 @@ _OPERATIONS = (
     "shrink",
     "sum_over_replicas",
     "without_gradients",
+    "without_reduction",
 )
 _fast = importlib.import_module(f"keras_groupopt.kernels.{keras.backend.backend()}")
 
@@ -50,7 +54,7 @@ _fast = importlib.import_module(f"keras_groupopt.kernels.{keras.backend.backend(
     add_scaled,
     assign_on_replicas,
     average,
-    check_replicas,
+    beside,
     choose,
     clip_by_value,
     combine_repeated_rows,
@@ -61,7 +65,9 @@ _fast = importlib.import_module(f"keras_groupopt.kernels.{keras.backend.backend(
     is_gone,
     known,
     loss_of_all,
+    once,
     outside_compiled_step,
+    over_replicas,
     own,
     pull,
     random_states,
@@ -72,6 +78,7 @@ _fast = importlib.import_module(f"keras_groupopt.kernels.{keras.backend.backend(
     shrink,
     sum_over_replicas,
     without_gradients,
+    without_reduction,
 ) = (
     getattr(_fast if hasattr(_fast, operation) else generic, operation) for operation in _OPERATIONS
 )
@@ -80,6 +87,11 @@ _fast = importlib.import_module(f"keras_groupopt.kernels.{keras.backend.backend(
 STATELESS = keras.backend.backend() != "tensorflow"
 # `fit` passes values without their variables, which the order alone tells apart.
 BY_ORDER = keras.backend.backend() == "jax"
+
+
+def on_host(scalar: Any) -> Any:
+    """Returns a scalar as a Python number; of copies on several devices, the first's."""
+    return np.asarray(keras.ops.convert_to_numpy(scalar)).item()
 
 
 def when(predicate: Any, body: Callable[[], None], variables: Sequence[Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -12,8 +12,41 @@ from keras import ops
 Tensor = Any
 
 
-def check_replicas() -> None:
-    """Refuses a distribution in which gradients are still to be summed over replicas."""
+def over_replicas(
+    function: Callable[[list[Tensor]], None],
+    gradients: Sequence[Tensor],
+    variables: Sequence[Any],
+    largest: Sequence[bool] = (),
+) -> None:
+    """Runs `function` on the gradients of the whole batch, once on each device.
+
+    Args:
+        function: Takes the gradients; assigns to some of `variables` and to nothing else.
+        gradients: Those of the part of the batch that is at hand, without `None`.
+        variables: Every Keras variable that `function` reads or assigns.
+        largest: Per gradient, whether the largest over all parts counts, not the sum.
+    """
+    function(list(gradients))
+
+
+def sum_over_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the gradients of the whole batch from those of one replica's part of it."""
+    return list(gradients)
+
+
+def without_reduction(rule: Any) -> Any:
+    """Lets a rule take gradients that have been summed over replicas."""
+    return rule
+
+
+def once(function: Callable[[], None]) -> None:
+    """Runs `function` once for all replicas, outside of a step that is being compiled."""
+    function()
+
+
+def beside(variables: Sequence[Any]) -> AbstractContextManager[Any]:
+    """Returns a context in which variables are made on the devices that `variables` are on."""
+    return contextlib.nullcontext()
 
 
 def outside_compiled_step() -> AbstractContextManager[Any]:
@@ -137,11 +170,6 @@ def add_scaled(first: Sequence[Tensor], second: Sequence[Tensor], factor: Tensor
         a + ops.cast(factor, a.dtype) * ops.cast(b, a.dtype)
         for a, b in zip(first, second, strict=True)
     ]
-
-
-def sum_over_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the sum of each gradient over all replicas, where a distribution has several."""
-    return list(gradients)
 
 
 def shares_of_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:

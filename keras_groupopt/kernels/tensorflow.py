@@ -10,21 +10,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from keras_groupopt.kernels.tensorflow_replicas import assign_on_replicas as assign_on_replicas
+from keras_groupopt.kernels.tensorflow_replicas import beside as beside
+from keras_groupopt.kernels.tensorflow_replicas import loss_of_all as loss_of_all
+from keras_groupopt.kernels.tensorflow_replicas import once as once
+from keras_groupopt.kernels.tensorflow_replicas import over_replicas as over_replicas
+from keras_groupopt.kernels.tensorflow_replicas import shares_of_replicas as shares_of_replicas
+from keras_groupopt.kernels.tensorflow_replicas import sum_over_replicas as sum_over_replicas
+from keras_groupopt.kernels.tensorflow_replicas import without_reduction as without_reduction
+
 Tensor = Any
-
-
-def check_replicas() -> None:
-    """Refuses a distribution in which gradients are still to be summed over replicas.
-
-    Clipping before the sum, and summing again in each rule, would train with wrong steps.
-    """
-    strategy = tf.distribute.get_strategy()
-    if strategy.num_replicas_in_sync > 1:
-        raise NotImplementedError(
-            "GroupedOptimizer must run on one replica on TensorFlow. Received: "
-            f"{type(strategy).__name__} with {strategy.num_replicas_in_sync} replicas. Train on "
-            "one device, or use the JAX backend with `keras.distribution`."
-        )
 
 
 def outside_compiled_step() -> AbstractContextManager[Any]:
@@ -145,54 +140,6 @@ def choose(
 def dense(gradient: Tensor) -> Tensor:
     """Returns a sparse gradient with the rows it leaves out; a dense gradient as it is."""
     return tf.convert_to_tensor(gradient)
-
-
-def _replicas() -> Any:
-    """Returns the context of one of several replicas, or `None`."""
-    if tf.distribute.get_strategy().num_replicas_in_sync == 1:
-        return None
-    return tf.distribute.get_replica_context()
-
-
-def sum_over_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the sum of each gradient over all replicas, where a strategy has several."""
-    context = _replicas()
-    if context is None or not gradients:
-        return list(gradients)
-    return list(context.all_reduce(tf.distribute.ReduceOp.SUM, list(gradients)))
-
-
-def shares_of_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Returns what replicas sum up to `gradients`, of which each has the whole."""
-    if _replicas() is None:
-        return list(gradients)
-    return scale(gradients, 1.0 / tf.distribute.get_strategy().num_replicas_in_sync)
-
-
-def loss_of_all(loss: Tensor) -> Tensor:
-    """Returns the loss that a replica's gradient is of, without its share of the batch."""
-    return loss * tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, loss.dtype)
-
-
-def assign_on_replicas(variables: Sequence[Any], values: Sequence[Tensor]) -> None:
-    """Assigns values that are the same on all replicas, at once for all of them."""
-    wide = [tf.cast(value, v.value.dtype) for v, value in zip(variables, values, strict=True)]
-    targets = [variable.value for variable in variables]
-
-    def assign(strategy: Any, reduced: Sequence[Tensor]) -> None:
-        for target, value in zip(targets, reduced, strict=True):
-            strategy.extended.update(target, _assign, args=(value,), group=False)
-
-    context = _replicas()
-    if context is None:
-        for target, value in zip(targets, wide, strict=True):
-            target.assign(value)
-    else:
-        context.merge_call(assign, args=(wide,))
-
-
-def _assign(target: Any, value: Tensor) -> None:
-    target.assign(value)
 
 
 def select(predicate: Tensor, first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:

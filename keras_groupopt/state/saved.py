@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import config, wording
+from keras_groupopt import config, kernels, wording
 from keras_groupopt.parts import Parts
 from keras_groupopt.state import keys, renames
 from keras_groupopt.state.manifest import manifest_of
@@ -158,7 +158,7 @@ def _settle(parts: Parts, pairs: Mapping[str, str], iterations: Any) -> None:
         if "@averages_made" in pairs:
             parts.averages.settled = True
         else:
-            parts.averages.restart(int(iterations))
+            parts.averages.restart(kernels.on_host(iterations))
     if parts.window is not None:
         parts.window.weighted = None
         if "@micro_batches" not in pairs:

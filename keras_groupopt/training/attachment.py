@@ -203,8 +203,7 @@ class Attachment:
         self.used = True
         if self.state is None:
             # TensorFlow's `fit` leaves that to the first step.
-            with kernels.outside_compiled_step():
-                optimizer.build(list(variables))
+            kernels.once(lambda: optimizer.build(list(variables)))
         assert self.state is not None
         frozen = self._frozen()
         # Scales of float8 training are no gradients.

@@ -1,0 +1,42 @@
+"""Train on several devices with TensorFlow, each with a share of every batch; compare with one.
+
+    python examples/distributed/tensorflow_mirrored.py
+
+Without GPUs it makes 2 logical devices of the CPU.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ["KERAS_BACKEND"] = "tensorflow"
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import tensorflow as tf
+from _task import fit, make_model, numbers, options, report
+
+
+def devices() -> list[str]:
+    """Return the GPUs, or two devices of the CPU; before TensorFlow has started."""
+    if gpus := tf.config.list_physical_devices("GPU"):
+        return [f"GPU:{number}" for number, _ in enumerate(gpus)]
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    return ["CPU:0", "CPU:1"]
+
+
+def main() -> None:
+    """Train on one device, then on all."""
+    batches = options(__doc__).batches
+    strategy = tf.distribute.MirroredStrategy(devices())
+    alone = fit(make_model(), batches)
+    # Model and optimizer are made in the scope: each device gets a copy of every variable.
+    with strategy.scope():
+        model = make_model()
+    fit(model, batches)
+    several = f"{strategy.num_replicas_in_sync} devices"
+    report(numbers(model), numbers(alone), several)
+
+
+if __name__ == "__main__":
+    main()

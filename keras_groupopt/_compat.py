@@ -30,6 +30,7 @@ __all__ = [
     "own_variables",
     "register_variables",
     "replace_built_variables",
+    "set_layout",
     "set_path",
     "skip_step",
     "start_at_epoch",
@@ -73,6 +74,12 @@ def layout_of(variable: Any) -> Any:
     `add_variable_from_reference` takes it over, but for slots of the variable's own dtype only.
     """
     return getattr(variable, "_layout", None)
+
+
+def set_layout(variable: Any, layout: Any) -> None:
+    """Lays a variable out over devices; Keras asks for a layout only while it makes a variable."""
+    variable._layout = layout
+    variable.assign(variable.value)
 
 
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:

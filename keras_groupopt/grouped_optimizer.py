@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 from keras import ops
+from keras.distribution import distribute_tensor
 
 from keras_groupopt import (
     _compat,
@@ -260,12 +261,20 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
 
     def _make_parts(self, plan: planning.Plan, variables: list[Any]) -> Parts:
         # A build that fails leaves nothing behind: what may fail comes before what is kept.
-        parts = Parts(plan, variables, self._declaration.live_model(required=False))
-        for planned in plan.groups:
-            if planned.group.rule is not None:
-                registry.claim_instance(planned.group.rule, self, planned.group.where)
-        parts.make_variables(self)
+        before = len(self._variables)
+        with state.beside_weights():
+            parts = Parts(plan, variables, self._declaration.live_model(required=False))
+            for planned in plan.groups:
+                if planned.group.rule is not None:
+                    registry.claim_instance(planned.group.rule, self, planned.group.where)
+            parts.make_variables(self)
         parts.digest = state.protect(self, parts)
+        try:
+            state.place(state.entries_of(self, parts))
+        except ValueError:
+            for variable in self._variables[before:]:
+                _compat.untrack(self, variable)
+            raise
         parts.plan = planning.with_state_bytes(plan, parts.state_bytes())
         return parts
 
@@ -416,10 +425,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
         ]
         with keras.StatelessScope(state_mapping=mapping) as scope:
             self.apply(grads, variables, sample_count)
-        return (
-            [scope.get_current_value(variable) for variable in variables],
-            [scope.get_current_value(variable) for variable in own],
-        )
+        return values_in(scope, variables), values_in(scope, own)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Says, at the end of `fit`, what the compiled step could not; does what `use_ema` asks.
@@ -485,3 +491,15 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
                 f"Received: {name}={value!r}.{how}"
             )
         super().__setattr__(name, value)
+
+
+def values_in(scope: keras.StatelessScope, variables: Sequence[Any]) -> list[Tensor]:
+    """Returns the values of variables in a scope, laid out over devices as the variables are.
+
+    A compiler that is free to choose takes another layout, and the next step is compiled again.
+    """
+    values = []
+    for variable in variables:
+        value, layout = scope.get_current_value(variable), _compat.layout_of(variable)
+        values.append(value if layout is None else distribute_tensor(value, layout))
+    return values

@@ -35,24 +35,7 @@ with strategy.scope():
         print("refused:", error)
 """
 
-PARALLEL = """
-rows = ({}, {"gradient_accumulation_steps": 3, "ema": kgo.EMA(0.5)})
-alone = [train(**options) for options in rows]
-keras.distribution.set_distribution(keras.distribution.DataParallel())
-for options, expected in zip(rows, alone):
-    print("difference:", float(np.abs(train(**options) - expected).max()))
-"""
-
 
 @pytest.mark.backends("tensorflow", reason="only TensorFlow has MirroredStrategy")
 def test_several_replicas_are_refused_before_a_step(new_process):
     assert "refused: GroupedOptimizer must run on one replica" in new_process(MODEL + MIRRORED)
-
-
-@pytest.mark.backends("jax", reason="keras.distribution runs on JAX")
-def test_two_devices_give_the_numbers_of_one(new_process):
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
-    printed = new_process(MODEL + PARALLEL, env=flags)
-    differences = [float(each) for each in printed.split("difference:")[1:]]
-    assert len(differences) == 2
-    assert max(differences) < 1e-6

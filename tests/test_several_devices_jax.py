@@ -1,0 +1,79 @@
+"""JAX on several devices: numbers of one, each state in its place, and no step compiled twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from devices_jax import LIVE, LIVE_IN, PLACES, ROWS
+
+PROGRAM = pathlib.Path(__file__).with_name("devices_jax.py")
+pytestmark = pytest.mark.backends("jax", reason="keras.distribution runs on JAX")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the program found on 4 devices."""
+    paths = [str(PROGRAM.parents[1]), *(p for p in sys.path if p.endswith("without_tensorflow"))]
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM)],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path_factory.mktemp("devices"),
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(paths),
+            "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        },
+        check=False,
+    )
+    if done.returncode:
+        pytest.fail(f"exit code {done.returncode}\n{done.stderr}", pytrace=False)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("place", PLACES)
+def test_four_devices_give_the_numbers_of_one_and_compile_one_step(found, place, row):
+    result = found["rows"][f"{place}: {row}"]
+    assert result["difference"] < 1e-6
+    assert result["misplaced"] == []
+    assert result["compiled"] == 0
+
+
+@pytest.mark.parametrize("action", LIVE)
+@pytest.mark.parametrize("place", LIVE_IN)
+def test_state_that_was_replaced_is_where_it_was(found, place, action):
+    assert found["live"][f"{place}: {action}"] == []
+    assert found["live"][f"{place}: {action}, trained"] == []
+
+
+def test_a_compiled_loop_of_ones_own_keeps_the_layouts(found):
+    result = found["custom loop"]
+    assert result["difference"] < 1e-6
+    assert result["misplaced"] == []
+    assert result["compiled"] == 0
+
+
+def test_keras_own_loss_scale_gives_the_numbers_of_one_device(found):
+    # Loosely: sums over the batch are in float16, and in another order.
+    assert found["half precision"]["difference"] < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("not in the mesh", "must name axes of the distribution's mesh. Received: ('other',)"),
+        ("not divisible", "6 is no multiple of batch=4. Name the axis at another dimension"),
+        ("rank", "at most one axis per dimension. Received: (None, None, 'batch')"),
+        ("twice", "must name each axis once. Received: ('batch', 'batch')"),
+    ],
+)
+def test_a_layout_that_cannot_be_applied_is_refused_and_the_state_named(found, name, said):
+    assert said in found["refusals"][name]
+    assert "`default/head/kernel/momentums` of shape [8, 6]" in found["refusals"][name]

@@ -232,18 +232,21 @@ def half_precision(place: str) -> dict[str, Any]:
 
 
 def refusals() -> dict[str, str]:
-    """What is said of layouts that cannot be applied, and that a later build is as if none was."""
+    """What is said of layouts that cannot be applied; a build without them is then as any."""
     other = keras.distribution.DeviceMesh((4,), ["other"])
+    key = "default/head/kernel/momentums"
     bad = {
-        "not in the mesh": keras.distribution.TensorLayout(("other",), other),
-        "not divisible": keras.distribution.TensorLayout((None, "batch")),
-        "rank": keras.distribution.TensorLayout((None, None, "batch")),
-        "twice": keras.distribution.TensorLayout(("batch", "batch")),
+        "not in the mesh": {key: keras.distribution.TensorLayout(("other",), other)},
+        "not divisible": {key: (None, "batch")},
+        "rank": {key: (None, None, "batch")},
+        "twice": {key: ("batch", "batch")},
+        "two entries": {key: ("batch",), "default/.*/momentums": ("batch",)},
     }
     found = {}
-    for name, layout in bad.items():
+    for name, entries in bad.items():
         layouts = keras.distribution.LayoutMap(keras.distribution.DeviceMesh((4,), ["batch"]))
-        layouts["default/head/kernel/momentums"] = layout
+        for pattern, layout in entries.items():
+            layouts[pattern] = layout
         with keras.distribution.ModelParallel(layout_map=layouts).scope():
             model = make({}, outputs=6)
             before = list(model.optimizer.variables)
@@ -252,7 +255,7 @@ def refusals() -> dict[str, str]:
             except ValueError as error:
                 found[name] = str(error)
             assert [id(v) for v in model.optimizer.variables] == [id(v) for v in before]
-            del layouts["default/head/kernel/momentums"]
+            layouts.clear()
             model.optimizer.build(model.trainable_variables)
     return found
 

@@ -8,6 +8,7 @@ state: an entry for `backbone/.*/(velocity|@average)` lays those out and leaves 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -36,9 +37,10 @@ def beside_weights() -> AbstractContextManager[Any]:
 def place(entries: Mapping[str, Any]) -> None:
     """Lays state out over the devices as the present distribution's layout map says.
 
-    An entry counts where it matches the key, or the variable's path, which is the optimizer's name
-    and the key. State that no entry matches stays beside its weight; scalars stay everywhere. A
-    layout may name fewer axes than there are dimensions: the others are not divided.
+    An entry counts where its pattern matches the whole key, or the whole of the variable's path,
+    which is the optimizer's name and the key. State that no entry matches stays beside its weight;
+    scalars stay everywhere. A layout may name fewer axes than there are dimensions: the others are
+    not divided.
 
     Args:
         entries: Every variable to save, by key.
@@ -47,19 +49,32 @@ def place(entries: Mapping[str, Any]) -> None:
         ValueError: If a layout does not fit its state, or two entries match. Nothing moves then.
     """
     distribution = keras.distribution.distribution()
-    if distribution is None:
+    if not isinstance(distribution, keras.distribution.ModelParallel):
         return
+    layout_map = _compat.layout_map_of(distribution)
     layouts = {}
     for key, variable in entries.items():
-        if variable.shape:
-            layout = distribution.get_tensor_layout(key)
-            if layout is None:
-                layout = distribution.get_tensor_layout(variable.path)
-            if layout is not None:
-                _check(key, tuple(variable.shape), layout, distribution.device_mesh)
-                layouts[key] = layout
+        pattern = _pattern_of(key, variable.path, layout_map) if variable.shape else None
+        if pattern is not None:
+            layouts[key] = layout_map[pattern]
+            _check(key, tuple(variable.shape), layouts[key], distribution.device_mesh)
     for key, layout in layouts.items():
         _compat.set_layout(entries[key], layout)
+
+
+def _pattern_of(key: str, path: str, layout_map: Mapping[str, Any]) -> str | None:
+    found = [
+        pattern
+        for pattern in layout_map
+        if pattern in (key, path) or re.fullmatch(pattern, key) or re.fullmatch(pattern, path)
+    ]
+    if len(found) > 1:
+        raise ValueError(
+            "At most one entry of the layout map must match state of the optimizer. Received: "
+            f"{', '.join(map(repr, found))} for `{key}`. Narrow one of them: an entry for weights "
+            "can end in the name of the weight, as `.*/kernel`."
+        )
+    return found[0] if found else None
 
 
 def _check(key: str, shape: tuple[int, ...], layout: Any, mesh: Any) -> None:

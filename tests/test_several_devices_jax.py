@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import os
-import pathlib
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 from devices_jax import LIVE, LIVE_IN, PLACES, ROWS
+from finding import found_by
 
-PROGRAM = pathlib.Path(__file__).with_name("devices_jax.py")
 pytestmark = pytest.mark.backends("jax", reason="keras.distribution runs on JAX")
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the program found on 4 devices."""
-    paths = [str(PROGRAM.parents[1]), *(p for p in sys.path if p.endswith("without_tensorflow"))]
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path_factory.mktemp("devices"),
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
-        },
-        check=False,
-    )
-    if done.returncode:
-        pytest.fail(f"exit code {done.returncode}\n{done.stderr}", pytrace=False)
-    return json.loads(done.stdout)
+    flags = "--xla_force_host_platform_device_count=4"
+    return found_by("devices_jax.py", tmp_path_factory.mktemp("devices"), XLA_FLAGS=flags)
 
 
 @pytest.mark.parametrize("row", ROWS)

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import pathlib
+import sys
 from typing import Any
 
 import keras
@@ -133,7 +134,7 @@ def main() -> None:
             "difference": float(np.abs(first - expected).max()),
             "identical": bool(np.array_equal(first, second)),
         }
-    print(json.dumps(found))
+    json.dump(found, sys.stdout)
 
 
 if __name__ == "__main__":

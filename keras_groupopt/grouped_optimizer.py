@@ -221,12 +221,15 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
     def build(self, variables: Sequence[Any]) -> None:
         """Resolves the plan for `variables`, freezes it, and makes all state.
 
+        With `keras.distribution` state lies beside its weight, unless an entry of the layout map
+        of `ModelParallel` matches its key, `group/layer path/slot`; scalars are on every device.
+
         Args:
             variables: The trainable Keras variables, in the order gradients will come in.
 
         Raises:
-            ValueError: If the plan cannot be made, or state that was loaded before has another
-                layout.
+            ValueError: If the plan cannot be made, an entry of a layout map does not fit its state,
+                or state that was loaded before has another layout.
         """
         variables = list(variables)
         if self._is_built:

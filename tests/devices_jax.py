@@ -171,6 +171,8 @@ def live(place: str) -> dict[str, Any]:
         loaded = keras.saving.load_model("model.keras")
         assert np.array_equal(before, numbers(loaded))
         check("load_model", loaded)
+    # A file says nothing of layouts.
+    assert np.array_equal(before, numbers(keras.saving.load_model("model.keras")))
     return found
 
 

@@ -20,12 +20,20 @@ import keras_groupopt as kgo
 X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 # Larger gradients for one process than for the other: means of clipped ones would differ.
 X[::8] *= 3.0
+OVERFLOWS = X.copy()
+# A sample of the second process, in the second batch.
+OVERFLOWS[13] = np.inf
 WHOLE = {"gradient_accumulation_steps": 2, "ema": kgo.EMA(0.5)}
 # What trains how: options of the optimizer, and what is put around it.
 ROWS: dict[str, tuple[dict[str, Any], Any]] = {
     "clip and anchors": ({}, None),
     "accumulation and averages": (WHOLE, None),
     "loss scale": (WHOLE, kgo.LossScaleOptimizer),
+}
+# Other loops, of the first row.
+MORE: dict[str, dict[str, Any]] = {
+    "no_sync": {"micro_batches": 2},
+    "overflow": {"samples": OVERFLOWS},
 }
 PROCESSES = 2
 
@@ -42,15 +50,6 @@ def make(options: dict[str, Any], wrap: Any, seed: int = 0) -> tuple[keras.Model
     return model, optimizer
 
 
-def share_of(batch: int, rank: int, processes: int) -> Any:
-    """The samples of a batch of 8 that a process gets."""
-    import torch
-
-    size = 8 // processes
-    start = 8 * batch + size * rank
-    return torch.as_tensor(X[start : start + size])
-
-
 def train(
     model: keras.Model,
     optimizer: Any,
@@ -58,14 +57,16 @@ def train(
     rank: int,
     processes: int,
     micro_batches: int = 1,
-    batches: int = 8,
+    samples: np.ndarray = X,
 ) -> None:
     """A loop of one's own. With `micro_batches`, torch adds up that many gradients for one step."""
     import torch
 
     variables = model.trainable_variables
-    for batch in range(batches):
-        x = share_of(batch % 4, rank, processes)
+    size = 8 // processes
+    for batch in range(8):
+        start = batch % 4 * 8 + size * rank
+        x = torch.as_tensor(samples[start : start + size])
         last = (batch + 1) % micro_batches == 0
         silent = getattr(call, "no_sync", contextlib.nullcontext)
         with contextlib.nullcontext() if last else silent():
@@ -106,9 +107,10 @@ def work(rank: int, folder: str, address: str) -> None:
     assert np.array_equal(numbers(loaded, loaded.optimizer), numbers(model, optimizer))
     train(loaded, loaded.optimizer, parallel(loaded), rank, PROCESSES)
     np.save(pathlib.Path(folder) / f"loaded-{rank}.npy", numbers(loaded, loaded.optimizer))
-    model, optimizer = make({}, None, seed=rank)
-    train(model, optimizer, parallel(model), rank, PROCESSES, micro_batches=2)
-    np.save(pathlib.Path(folder) / f"no_sync-{rank}.npy", numbers(model, optimizer))
+    for name, how in MORE.items():
+        model, optimizer = make(*ROWS["clip and anchors"], seed=rank)
+        train(model, optimizer, parallel(model), rank, PROCESSES, **how)
+        np.save(pathlib.Path(folder) / f"{name}-{rank}.npy", numbers(model, optimizer))
     torch.distributed.destroy_process_group()
 
 
@@ -122,9 +124,11 @@ def main() -> None:
         alone[row] = numbers(model, optimizer)
     train(model, optimizer, model, 0, 1)
     alone["loaded"] = numbers(model, optimizer)
-    model, optimizer = make({}, None)
-    train(model, optimizer, model, 0, 1, micro_batches=2)
-    alone["no_sync"] = numbers(model, optimizer)
+    for name, how in MORE.items():
+        model, optimizer = make(*ROWS["clip and anchors"])
+        train(model, optimizer, model, 0, 1, **how)
+        alone[name] = numbers(model, optimizer)
+        assert int(optimizer.skipped_steps) == (2 if name == "overflow" else 0)
     address = f"file://{os.getcwd()}/meeting"
     torch.multiprocessing.spawn(work, (os.getcwd(), address), nprocs=PROCESSES)
     found = {}

@@ -16,6 +16,7 @@ import pytest
 
 EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
 DEMO = EXAMPLES / "finetune_backbone_and_head.py"
+ON_SEVERAL_DEVICES = sorted((EXAMPLES / "distributed").glob("[!_]*.py"))
 TINY = ("--seeds", "1", "--epochs", "10", "--steps", "2", "--tries", "1", "--no-plot")
 
 
@@ -129,3 +130,13 @@ def test_the_setting_with_the_lowest_mean_validation_loss_is_chosen(monkeypatch)
 
     assert choose(task, method, tries=3, train=train) == {"rate": 2.0}
     assert len(held_out) == 2
+
+
+@pytest.mark.parametrize("example", ON_SEVERAL_DEVICES, ids=lambda path: path.stem)
+def test_an_example_on_several_devices_gives_the_numbers_of_one(example, backend, new_process):
+    if not example.stem.startswith(backend):
+        pytest.skip(f"not on {backend}")
+    *_, last = new_process(example, "--batches", "2").splitlines()
+    text, difference = last.rsplit(maxsplit=1)
+    assert text.startswith("largest difference between")
+    assert float(difference) < 1e-6

@@ -31,3 +31,8 @@ def test_a_model_saved_by_one_process_goes_on_in_all(found):
 def test_gradients_that_torch_adds_up_are_those_of_one_batch(found):
     assert found["no_sync"]["difference"] < 1e-6
     assert found["no_sync"]["identical"]
+
+
+def test_an_overflow_in_one_process_is_skipped_in_all(found):
+    assert found["overflow"]["difference"] < 1e-6
+    assert found["overflow"]["identical"]

@@ -33,12 +33,14 @@ __all__ = [
     "is_readable",
     "layer_class_names",
     "layer_classes",
+    "layout_map_of",
     "layout_of",
     "note_shardings",
     "optimizer_map_of",
     "own_variables",
     "register_variables",
     "replace_built_variables",
+    "set_layout",
     "set_path",
     "skip_step",
     "start_at_epoch",
@@ -91,6 +93,21 @@ def layout_of(variable: Any) -> Any:
     `add_variable_from_reference` takes it over, but for slots of the variable's own dtype only.
     """
     return getattr(variable, "_layout", None)
+
+
+def layout_map_of(distribution: keras.distribution.ModelParallel) -> Any:
+    """Returns the layout map that a distribution was made with, which has no getter.
+
+    `get_tensor_layout` takes entries for weights as entries for their state too in Keras 3.10,
+    which looks for a pattern anywhere in a path.
+    """
+    return distribution._layout_map
+
+
+def set_layout(variable: Any, layout: Any) -> None:
+    """Lays a variable out over devices; Keras asks for a layout only while it makes a variable."""
+    variable._layout = layout
+    variable.assign(variable.value)
 
 
 def own_variables(layer: keras.Layer) -> list[keras.Variable]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 from keras import ops
+from keras.distribution import distribute_tensor
 
 from keras_groupopt import (
     _compat,
@@ -223,12 +224,15 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
     def build(self, variables: Sequence[Any]) -> None:
         """Resolves the plan for `variables`, freezes it, and makes all state.
 
+        With `keras.distribution` state lies beside its weight, unless an entry of the layout map
+        of `ModelParallel` matches its key, `group/layer path/slot`; scalars are on every device.
+
         Args:
             variables: The trainable Keras variables, in the order gradients will come in.
 
         Raises:
-            ValueError: If the plan cannot be made, or state that was loaded before has another
-                layout.
+            ValueError: If the plan cannot be made, an entry of a layout map does not fit its state,
+                or state that was loaded before has another layout.
         """
         variables = list(variables)
         if self._is_built:
@@ -263,8 +267,8 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
 
     def _make_parts(self, plan: planning.Plan, variables: list[Any]) -> Parts:
         # A build that fails leaves nothing behind: what may fail comes before what is kept.
-        declaration = self._declaration
-        with kernels.beside([self._iterations, *variables]):
+        declaration, before = self._declaration, len(self._variables)
+        with state.beside_weights(), kernels.beside([self._iterations, *variables]):
             parts = Parts(
                 plan, variables, declaration.live_model(required=False), declaration.gradient_rule
             )
@@ -273,6 +277,12 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
                     registry.claim_instance(planned.group.rule, self, planned.group.where)
             parts.make_variables(self)
             parts.digest = state.protect(self, parts)
+        try:
+            state.place(state.entries_of(self, parts))
+        except ValueError:
+            for variable in self._variables[before:]:
+                _compat.untrack(self, variable)
+            raise
         parts.plan = planning.with_state_bytes(plan, parts.state_bytes())
         return parts
 
@@ -441,10 +451,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
         ]
         with keras.StatelessScope(state_mapping=mapping) as scope:
             self.apply(grads, variables, sample_count)
-        return (
-            [scope.get_current_value(variable) for variable in variables],
-            [scope.get_current_value(variable) for variable in own],
-        )
+        return values_in(scope, variables), values_in(scope, own)
 
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Says, at the end of `fit`, what the compiled step could not; does what `use_ema` asks.
@@ -510,3 +517,15 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
                 f"Received: {name}={value!r}.{how}"
             )
         super().__setattr__(name, value)
+
+
+def values_in(scope: keras.StatelessScope, variables: Sequence[Any]) -> list[Tensor]:
+    """Returns the values of variables in a scope, laid out over devices as the variables are.
+
+    A compiler that is free to choose takes another layout, and the next step is compiled again.
+    """
+    values = []
+    for variable in variables:
+        value, layout = scope.get_current_value(variable), _compat.layout_of(variable)
+        values.append(value if layout is None else distribute_tensor(value, layout))
+    return values

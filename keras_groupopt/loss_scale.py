@@ -12,7 +12,7 @@ from keras import ops
 from keras_groupopt import kernels
 from keras_groupopt.arguments import check_count, check_number
 from keras_groupopt.finiteness import NONE
-from keras_groupopt.grouped_optimizer import _FIXED, GroupedOptimizer
+from keras_groupopt.grouped_optimizer import _FIXED, GroupedOptimizer, values_in
 from keras_groupopt.parts import Parts
 from keras_groupopt.state.store import MANIFEST
 from keras_groupopt.step import on_each_device
@@ -267,10 +267,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         ]
         with keras.StatelessScope(state_mapping=mapping) as scope:
             self.apply(grads, variables, **options)
-        return (
-            [scope.get_current_value(variable) for variable in variables],
-            [scope.get_current_value(variable) for variable in own],
-        )
+        return values_in(scope, variables), values_in(scope, own)
 
     def _record(self, flags: Tensor) -> None:
         """Moves the scale and the counters after a step.

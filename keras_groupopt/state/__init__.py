@@ -22,6 +22,8 @@ from keras_groupopt.state.matching import Report as Report
 from keras_groupopt.state.matching import match as match
 from keras_groupopt.state.nested import from_nested as from_nested
 from keras_groupopt.state.nested import to_nested as to_nested
+from keras_groupopt.state.placement import beside_weights as beside_weights
+from keras_groupopt.state.placement import place as place
 from keras_groupopt.state.resuming import on_terms as on_terms
 from keras_groupopt.state.resuming import present_terms as present_terms
 from keras_groupopt.state.resuming import terms as terms

@@ -1,0 +1,60 @@
+"""Train in several processes with torch, each with a share of every batch; compare with one.
+
+    python examples/distributed/torch_ddp.py
+
+It starts its own processes. `DistributedDataParallel` reduces gradients in `backward`, so the
+optimizer gets those of the whole batch, and does the same in each process.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+os.environ["KERAS_BACKEND"] = "torch"
+
+import keras
+import numpy as np
+import torch
+from _task import BATCH, make_model, numbers, options, pictures, report
+
+PROCESSES = 2
+
+
+def train(model: keras.Model, call: torch.nn.Module, batches: int, rank: int, count: int) -> None:
+    """Train on the share of each batch that falls to one of several processes."""
+    variables, loss = model.trainable_variables, keras.losses.SparseCategoricalCrossentropy()
+    x, y = map(torch.as_tensor, pictures(batches))
+    for start in range(0, len(x), BATCH):
+        share = slice(start + rank * BATCH // count, start + (rank + 1) * BATCH // count)
+        loss(y[share], call(x[share])).backward()
+        with torch.no_grad():
+            model.optimizer.apply([v.value.grad for v in variables], variables)
+        call.zero_grad()
+
+
+def work(rank: int, batches: int, folder: str) -> None:
+    """Do what one of the processes does."""
+    meeting = f"file://{folder}/meeting"
+    torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=PROCESSES)
+    model = make_model()
+    # Before the first step, which builds the optimizer: all start from the weights of rank 0.
+    call = torch.nn.parallel.DistributedDataParallel(model)
+    train(model, call, batches, rank, PROCESSES)
+    if rank == 0:
+        np.save(f"{folder}/numbers.npy", numbers(model))
+    torch.distributed.destroy_process_group()
+
+
+def main() -> None:
+    """Train in one process, then in several."""
+    batches = options(__doc__).batches
+    alone = make_model()
+    train(alone, alone, batches, 0, 1)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(work, (batches, folder), nprocs=PROCESSES)
+        report(np.load(f"{folder}/numbers.npy"), numbers(alone), f"{PROCESSES} processes")
+
+
+if __name__ == "__main__":
+    main()

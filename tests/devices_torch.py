@@ -1,0 +1,145 @@
+"""Trains on 2 gloo processes as on one, and prints as JSON what it found.
+
+`test_several_devices_torch.py` runs it once and has a test for each thing found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+
+import keras
+import numpy as np
+
+import keras_groupopt as kgo
+
+X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+# Larger gradients for one process than for the other: means of clipped ones would differ.
+X[::8] *= 3.0
+OVERFLOWS = X.copy()
+# A sample of the second process, in the second batch.
+OVERFLOWS[13] = np.inf
+WHOLE = {"gradient_accumulation_steps": 2, "ema": kgo.EMA(0.5)}
+# What trains how: options of the optimizer, and what is put around it.
+ROWS: dict[str, tuple[dict[str, Any], Any]] = {
+    "clip and anchors": ({}, None),
+    "accumulation and averages": (WHOLE, None),
+    "loss scale": (WHOLE, kgo.LossScaleOptimizer),
+}
+# Other loops, of the first row.
+MORE: dict[str, dict[str, Any]] = {
+    "no_sync": {"micro_batches": 2},
+    "overflow": {"samples": OVERFLOWS},
+}
+PROCESSES = 2
+
+
+def make(options: dict[str, Any], wrap: Any, seed: int = 0) -> tuple[keras.Model, Any]:
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(8, name="enc"), keras.layers.Dense(4, name="head")]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    group = kgo.Group("enc", "enc", learning_rate_ratio=0.5, weight_decay=0.1, anchor="initial")
+    options = {"rule": "adam", "learning_rate": 0.01, "global_clipnorm": 0.1, **options}
+    optimizer = kgo.GroupedOptimizer([group], model=model, **options)
+    optimizer = wrap(optimizer) if wrap else optimizer
+    model.compile(optimizer, loss="mse", auto_scale_loss=False)
+    return model, optimizer
+
+
+def train(
+    model: keras.Model,
+    optimizer: Any,
+    call: Any,
+    rank: int,
+    processes: int,
+    micro_batches: int = 1,
+    samples: np.ndarray = X,
+) -> None:
+    """A loop of one's own. With `micro_batches`, torch adds up that many gradients for one step."""
+    import torch
+
+    variables = model.trainable_variables
+    size = 8 // processes
+    for batch in range(8):
+        start = batch % 4 * 8 + size * rank
+        x = torch.as_tensor(samples[start : start + size])
+        last = (batch + 1) % micro_batches == 0
+        silent = getattr(call, "no_sync", contextlib.nullcontext)
+        with contextlib.nullcontext() if last else silent():
+            loss = torch.mean((call(x) - x**2) ** 2) / micro_batches
+            optimizer.scale_loss(loss).backward()
+        if last:
+            gradients = [variable.value.grad for variable in variables]
+            with torch.no_grad():
+                optimizer.apply(gradients, variables)
+            for variable in variables:
+                variable.value.grad = None
+
+
+def numbers(model: keras.Model, optimizer: Any) -> np.ndarray:
+    found = [*model.weights, *optimizer.variables]
+    return np.concatenate(
+        [np.ravel(keras.ops.convert_to_numpy(v)).astype("float64") for v in found]
+    )
+
+
+def work(rank: int, folder: str, address: str) -> None:
+    """What each process does."""
+    import torch
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=address, rank=rank, world_size=PROCESSES
+    )
+    parallel = torch.nn.parallel.DistributedDataParallel
+    for row, (options, wrap) in ROWS.items():
+        # Other weights in each process: those of rank 0 are given to all before the build.
+        model, optimizer = make(options, wrap, seed=rank)
+        train(model, optimizer, parallel(model), rank, PROCESSES)
+        np.save(pathlib.Path(folder) / f"{row}-{rank}.npy", numbers(model, optimizer))
+    if rank == 0:
+        model.save(f"{folder}/model.keras")
+    torch.distributed.barrier()
+    loaded = keras.saving.load_model(f"{folder}/model.keras")
+    assert np.array_equal(numbers(loaded, loaded.optimizer), numbers(model, optimizer))
+    train(loaded, loaded.optimizer, parallel(loaded), rank, PROCESSES)
+    np.save(pathlib.Path(folder) / f"loaded-{rank}.npy", numbers(loaded, loaded.optimizer))
+    for name, how in MORE.items():
+        model, optimizer = make(*ROWS["clip and anchors"], seed=rank)
+        train(model, optimizer, parallel(model), rank, PROCESSES, **how)
+        np.save(pathlib.Path(folder) / f"{name}-{rank}.npy", numbers(model, optimizer))
+    torch.distributed.destroy_process_group()
+
+
+def main() -> None:
+    import torch
+
+    alone = {}
+    for row, (options, wrap) in ROWS.items():
+        model, optimizer = make(options, wrap)
+        train(model, optimizer, model, 0, 1)
+        alone[row] = numbers(model, optimizer)
+    train(model, optimizer, model, 0, 1)
+    alone["loaded"] = numbers(model, optimizer)
+    for name, how in MORE.items():
+        model, optimizer = make(*ROWS["clip and anchors"])
+        train(model, optimizer, model, 0, 1, **how)
+        alone[name] = numbers(model, optimizer)
+        assert int(optimizer.skipped_steps) == (2 if name == "overflow" else 0)
+    address = f"file://{os.getcwd()}/meeting"
+    torch.multiprocessing.spawn(work, (os.getcwd(), address), nprocs=PROCESSES)
+    found = {}
+    for row, expected in alone.items():
+        first, second = (np.load(f"{row}-{rank}.npy") for rank in range(PROCESSES))
+        found[row] = {
+            "difference": float(np.abs(first - expected).max()),
+            "identical": bool(np.array_equal(first, second)),
+        }
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -24,13 +24,15 @@ ROWS: dict[str, tuple[dict[str, Any], Any]] = {
     "clip and anchors": ({}, None),
     "accumulation and averages": (WHOLE, None),
     "loss scale": (WHOLE, kgo.LossScaleOptimizer),
+    "SAM": (WHOLE | {"gradient_rule": lambda: kgo.SAM(0.1)}, kgo.LossScaleOptimizer),
+    "LookSAM": (WHOLE | {"gradient_rule": lambda: kgo.LookSAM(0.5, every=3)}, None),
 }
 WEIGHTS = {
     ".*enc/kernel": (None, "model"),
     ".*enc/bias": ("model",),
     ".*head/kernel": ("model", None),
 }
-STATE = "(momentums|velocities|@anchor|@average|@accumulator)"
+STATE = "(momentums|velocities|@anchor|@average|@accumulator|@gradient_rule:direction)"
 # The mesh, and what the layout map says of weights and of state.
 PLACES: dict[str, tuple[dict[str, int], dict[str, tuple[Any, ...]], dict[str, tuple[Any, ...]]]] = {
     "data parallel": ({"batch": 4}, {}, {}),
@@ -66,6 +68,10 @@ def make(options: dict[str, Any], wrap: Any = None, outputs: int = 4) -> keras.M
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(8, name="enc"), keras.layers.Dense(outputs, name="head")]
     model = keras.Sequential([keras.Input((4,)), *layers])
+    options = dict(options)
+    make_rule = options.pop("gradient_rule", None)
+    if make_rule is not None:
+        model = kgo.sharpness_aware(model, make_rule())
     group = kgo.Group("enc", "enc", learning_rate_ratio=0.5, weight_decay=0.1, anchor="initial")
     options = {"rule": "adam", "learning_rate": 0.01, "global_clipnorm": 0.1, **options}
     optimizer = kgo.GroupedOptimizer([group], model=model, **options)

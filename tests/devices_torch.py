@@ -29,6 +29,9 @@ ROWS: dict[str, tuple[dict[str, Any], Any]] = {
     "clip and anchors": ({}, None),
     "accumulation and averages": (WHOLE, None),
     "loss scale": (WHOLE, kgo.LossScaleOptimizer),
+    "SAM": (WHOLE | {"gradient_rule": lambda: kgo.SAM(0.1)}, kgo.LossScaleOptimizer),
+    "LookSAM": (WHOLE | {"gradient_rule": lambda: kgo.LookSAM(0.5, every=3)}, None),
+    "GSAM": ({"gradient_rule": lambda: kgo.GSAM(0.1)}, None),
 }
 # Other loops, of the first row.
 MORE: dict[str, dict[str, Any]] = {
@@ -42,6 +45,10 @@ def make(options: dict[str, Any], wrap: Any, seed: int = 0) -> tuple[keras.Model
     keras.utils.set_random_seed(seed)
     layers = [keras.layers.Dense(8, name="enc"), keras.layers.Dense(4, name="head")]
     model = keras.Sequential([keras.Input((4,)), *layers])
+    options = dict(options)
+    make_rule = options.pop("gradient_rule", None)
+    if make_rule is not None:
+        model = kgo.sharpness_aware(model, make_rule())
     group = kgo.Group("enc", "enc", learning_rate_ratio=0.5, weight_decay=0.1, anchor="initial")
     options = {"rule": "adam", "learning_rate": 0.01, "global_clipnorm": 0.1, **options}
     optimizer = kgo.GroupedOptimizer([group], model=model, **options)
@@ -67,6 +74,11 @@ def train(
     for batch in range(8):
         start = batch % 4 * 8 + size * rank
         x = torch.as_tensor(samples[start : start + size])
+        if isinstance(model, kgo.SharpnessAware):
+            _, gradients = model.compute_gradients(lambda x=x: torch.mean((call(x) - x**2) ** 2))
+            with torch.no_grad():
+                optimizer.apply(gradients, variables)
+            continue
         last = (batch + 1) % micro_batches == 0
         silent = getattr(call, "no_sync", contextlib.nullcontext)
         with contextlib.nullcontext() if last else silent():

@@ -88,8 +88,8 @@ def scaled_by_keras(optimizer: Any) -> Any:
     return keras.optimizers.LossScaleOptimizer(optimizer, 2.0**7, dynamic_growth_steps=3)
 
 
-# Options of the optimizer; beside them `model`, `wrap`, `eager`, and `broken`: a micro-batch with
-# a NaN that only the second replica sees.
+# Options of the optimizer; beside them `model`, `wrap`, `eager`, `rule_of_gradients`, and `broken`:
+# a micro-batch with a NaN that only the second replica sees.
 ROWS: dict[str, dict[str, Any]] = {
     "the whole": WHOLE,
     "the whole, eager": WHOLE | {"eager": True, "broken": 2},
@@ -119,6 +119,16 @@ ROWS: dict[str, dict[str, Any]] = {
     "missing gradients, accumulated": {"model": constrained, "gradient_accumulation_steps": 2},
     "loss scale": {"wrap": scaled, "broken": 2, **WHOLE},
     "loss scale of Keras": {"wrap": scaled_by_keras, **WHOLE},
+    "SAM": WHOLE | {"rule_of_gradients": lambda: kgo.SAM(0.1), "broken": 2},
+    "ASAM": {"rule_of_gradients": lambda: kgo.ASAM(0.5), "global_clipnorm": 0.3},
+    "LookSAM": {"rule_of_gradients": lambda: kgo.LookSAM(0.5, every=3), "wrap": scaled},
+    "GSAM, an embedding": {"rule_of_gradients": lambda: kgo.GSAM(0.1), "model": embedded},
+    "SAM, loss scale of Keras": {
+        "rule_of_gradients": lambda: kgo.SAM(0.1),
+        "wrap": scaled_by_keras,
+        **WHOLE,
+    },
+    "SAM, a missing gradient": {"rule_of_gradients": lambda: kgo.SAM(0.1), "model": constrained},
     "mixed_float16": {"model": mixed, "global_clipnorm": 0.3},
     "mixed_float16, ours": {"model": mixed, "wrap": scaled},
 }
@@ -138,8 +148,9 @@ def make(row: dict[str, Any]) -> keras.Model:
         options.pop("eager", False),
     )
     options.pop("broken", None)
+    make_rule = options.pop("rule_of_gradients", None)
     keras.utils.set_random_seed(1)
-    model = build()
+    model = build() if make_rule is None else kgo.sharpness_aware(build(), make_rule())
     optimizer = kgo.GroupedOptimizer(model=model, **options)
     optimizer = optimizer if wrap is None else wrap(optimizer)
     model.compile(optimizer=optimizer, loss="mse", run_eagerly=eager)

@@ -26,12 +26,12 @@ def options(description: str | None) -> argparse.Namespace:
 
 
 def make_model() -> keras.Model:
-    """Return a pretrained ResNet8 with a new head, the same each time, compiled to be trained.
+    """Return a pretrained ResNet8 with a new head, the same each time, compiled for SAM.
 
     Its batch statistics are frozen: they would be those of the pictures on each device.
     """
     keras.utils.set_random_seed(0)
-    model = build_model()
+    model = kgo.sharpness_aware(build_model(), kgo.SAM(0.05))
     backbone = kgo.Group(
         "backbone", "resnet8", learning_rate_ratio=0.3, weight_decay=0.1, anchor="initial"
     )

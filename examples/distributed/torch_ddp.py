@@ -2,8 +2,8 @@
 
     python examples/distributed/torch_ddp.py
 
-It starts its own processes. `DistributedDataParallel` reduces gradients in `backward`, so the
-optimizer gets those of the whole batch, and does the same in each process.
+It starts its own processes. `DistributedDataParallel` reduces gradients in `backward`, of both
+passes of SAM, so the optimizer gets those of the whole batch, and does the same in each process.
 """
 
 from __future__ import annotations
@@ -27,10 +27,9 @@ def train(model: keras.Model, call: torch.nn.Module, batches: int, rank: int, co
     x, y = map(torch.as_tensor, pictures(batches))
     for start in range(0, len(x), BATCH):
         share = slice(start + rank * BATCH // count, start + (rank + 1) * BATCH // count)
-        loss(y[share], call(x[share])).backward()
+        _, gradients = model.compute_gradients(lambda s=share: loss(y[s], call(x[s])))
         with torch.no_grad():
-            model.optimizer.apply([v.value.grad for v in variables], variables)
-        call.zero_grad()
+            model.optimizer.apply(gradients, variables)
 
 
 def work(rank: int, batches: int, folder: str) -> None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import sys
@@ -18,6 +19,7 @@ import keras_groupopt as kgo
 X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
 # Larger gradients for one device than for another, so that means of clipped ones would differ.
 X[::4] *= 3.0
+Y = np.concatenate([X, X], axis=-1) ** 2
 WHOLE = {"gradient_accumulation_steps": 2, "ema": kgo.EMA(0.5)}
 # What trains how: options of the optimizer, and what is put around it.
 ROWS: dict[str, tuple[dict[str, Any], Any]] = {
@@ -81,7 +83,15 @@ def make(options: dict[str, Any], wrap: Any = None, outputs: int = 4) -> keras.M
 
 def fit(model: keras.Model, epochs: int = 1) -> CountCompiled:
     counter = CountCompiled()
-    model.fit(X, X**2, batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=[counter])
+    model.fit(
+        X,
+        Y[:, : model.output_shape[-1]],
+        batch_size=8,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=[counter],
+    )
     return counter
 
 
@@ -253,8 +263,7 @@ def refusals() -> dict[str, str]:
     found = {}
     for name, entries in bad.items():
         layouts = keras.distribution.LayoutMap(keras.distribution.DeviceMesh((4,), ["batch"]))
-        for pattern, layout in entries.items():
-            layouts[pattern] = layout
+        layouts.update(entries)
         with keras.distribution.ModelParallel(layout_map=layouts).scope():
             model = make({}, outputs=6)
             before = list(model.optimizer.variables)
@@ -265,6 +274,14 @@ def refusals() -> dict[str, str]:
             assert [id(v) for v in model.optimizer.variables] == [id(v) for v in before]
             layouts.clear()
             model.optimizer.build(model.trainable_variables)
+            before = list(model.optimizer.variables)
+            layouts.update(entries)
+            with contextlib.suppress(ValueError):
+                model.optimizer.rebuild(model)
+                found[name] = "accepted by `rebuild`"
+            assert [id(v) for v in model.optimizer.variables] == [id(v) for v in before]
+            layouts.clear()
+            fit(model)
     return found
 
 

@@ -321,7 +321,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
         self._capture_once(parts)
         parts.received = frozenset(positions)
         parts.received_in = self._declaration.train_function()
-        missing: list[str] = []
+        missing = list[str]()
 
         def step_on_device(sums: list[Tensor | None], samples: Tensor | None) -> None:
             with keras.name_scope(self.name):

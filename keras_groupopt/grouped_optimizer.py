@@ -334,7 +334,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
         self._capture_once(parts)
         parts.received = frozenset(positions)
         parts.received_in = self._declaration.train_function()
-        missing: list[str] = []
+        missing = list[str]()
 
         def step_on_device(sums: list[Tensor | None], samples: Tensor | None) -> None:
             with keras.name_scope(self.name):
@@ -346,7 +346,9 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
                 step.step(parts, routed, self._settings(samples), changing)
             missing[:] = routed.paths
 
-        step.on_each_device(step_on_device, grads, variables, sample_count, self.variables)
+        # Not those received, which may be one device's.
+        known = [parts.variables[position] for position in positions]
+        step.on_each_device(step_on_device, grads, known, sample_count, self.variables)
         self._warn_of_missing(parts, missing)
 
     def _build_once(self, variables: list[Any]) -> None:

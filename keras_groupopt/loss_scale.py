@@ -214,21 +214,22 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             inner.apply(grads, trainable_variables)
             return
         positions = inner._positions(variables)
+        known = [parts.variables[position] for position in positions]
         inner._capture_once(parts)
 
         def step_on_device(sums: list[Tensor | None], samples: Tensor | None) -> None:
             flags = group_flags(parts, sums, positions)
-            unscaled = _unscale(sums, variables, self.dynamic_scale)
+            unscaled = _unscale(sums, known, self.dynamic_scale)
             weighted = options if samples is None else options | {"sample_count": samples}
             kernels.when(
                 ops.all(flags),
-                lambda: inner.apply(unscaled, variables, **weighted),
-                [*variables, *inner.changing_variables],
+                lambda: inner.apply(unscaled, known, **weighted),
+                [*known, *inner.changing_variables],
             )
             self._record(flags)
 
         samples = options.get("sample_count")
-        on_each_device(step_on_device, grads, variables, samples, self.variables)
+        on_each_device(step_on_device, grads, known, samples, self.variables)
 
     def stateless_apply(
         self,

@@ -196,6 +196,31 @@ def test_a_loop_of_ones_own_builds_once_and_weighs_samples_of_all_replicas(
     assert apart(two) == []
 
 
+@pytest.mark.parametrize("wrap", [None, scaled])
+def test_variables_of_one_device_are_recognised(strategy, wrap):
+    import tensorflow as tf
+
+    row = {"groups": WHOLE["groups"][:1], "global_clipnorm": 0.3, "wrap": wrap}
+    one, two = both(row, strategy)
+    x, y = data(0, 1)
+    for model, owner in ((one, None), (two, strategy)):
+        model.optimizer.build(model.trainable_variables)
+
+        def step(x: Any, y: Any, model: keras.Model = model) -> None:
+            with tf.GradientTape() as tape:
+                loss = tf.nn.compute_average_loss(tf.reduce_mean((model(x) - y) ** 2, axis=1))
+            watched = tape.watched_variables()
+            model.optimizer.apply(tape.gradient(loss, watched), watched)
+
+        if owner is None:
+            step(tf.constant(x), tf.constant(y))
+        else:
+            owner.run(step, args=[halved(owner, tf.constant(each)) for each in (x, y)])
+    assert int(one.optimizer.iterations) == 1
+    assert farthest(values(two), values(one)) < LIMIT
+    assert apart(two) == []
+
+
 def halved(strategy: Any, tensor: Any) -> Any:
     """One half of a batch for each replica."""
     size = len(tensor) // 2

@@ -105,3 +105,10 @@ class GSAM(SAM):
         h = gradients_at(moved(weights, self.perturbation(weights, g)))
         along = {n: product(g, h) / norm(h) * h[n] / norm(h) for n in g}
         return {n: h[n] - self.alpha * (g[n] - along[n]) for n in g}
+
+
+class Signs(SAM):
+    """The rule `Against` of `sharpness_cases`: ε = ρ sign(g)."""
+
+    def perturbation(self, weights: Weights, g: Weights) -> Weights:
+        return {n: self.rho * np.sign(v) for n, v in g.items()}

@@ -199,9 +199,12 @@ class LookSAM(GradientRule):
         before = batch.kept("direction")
 
         def anew() -> list[Tensor]:
-            across = sharpness.without_projection(second, gradients)
-            kept = [ops.cast(v, old.dtype) for v, old in zip(across, before, strict=True)]
-            return [*second, *kept]
+            # At the precision it is kept in: only its direction is used.
+            wide = [
+                [ops.cast(v, old.dtype) for v, old in zip(values, before, strict=True)]
+                for values in (second, gradients)
+            ]
+            return [*second, *sharpness.without_projection(*wide)]
 
         def again() -> list[Tensor]:
             norms = kernels.global_norm(gradients), kernels.global_norm(before)

@@ -61,13 +61,15 @@ class StatefulTrainStep:
         """
         variables = list(self.trainable_variables)
         loss, first, scope = self._pass(compute_loss, variables, [None] * len(variables))
-        scope.make_updates()
 
         def evaluate(perturbations: Sequence[Tensor | None]) -> tuple[Tensor, list[Any]]:
             again, gradients, _ = self._pass(compute_loss, variables, perturbations)
             return again, gradients
 
-        return loss, self._attachment.gradients(loss, first, variables, evaluate, self.optimizer)
+        gradients = self._attachment.gradients(loss, first, variables, evaluate, self.optimizer)
+        # Last: the other passes start from the seeds and the statistics of the first.
+        scope.make_updates()
+        return loss, gradients
 
     def train_step(self, data: Any) -> dict[str, Tensor]:
         """Trains on one batch, with the gradients of the gradient rule.

@@ -81,7 +81,7 @@ def sgd(model: Any, rate: float = 1.0, **options: Any) -> Any:
 def step_on_weights(model: Any, steps: int = 1, **options: Any) -> dict[str, Any]:
     """Fits a compiled `weights_model` for so many steps; returns the history."""
     ones = np.ones((steps, 1), "float32")
-    targets = {name: 0.0 * ones for name in model.output_names}
+    targets = dict.fromkeys(model.output_names, 0.0 * ones)
     settings = {"batch_size": 1, "verbose": 0, **options}
     return model.fit(ones, targets, **settings).history
 

@@ -554,9 +554,7 @@ def test_a_scaled_loss_gives_the_same_step_gap_and_norm(way, name):
 
 def beyond(y_true: Any, y_pred: Any) -> Any:
     """As `half_square` up to outputs of 4.1; infinite from about there on."""
-    return half_square(y_true, y_pred) * ops.exp(
-        1e5 * ops.sum(ops.relu(y_pred - 4.1), axis=-1)
-    )
+    return half_square(y_true, y_pred) * ops.exp(1e5 * ops.sum(ops.relu(y_pred - 4.1), axis=-1))
 
 
 @each_rule
@@ -666,9 +664,7 @@ if BACKEND != "torch":  # there Keras itself refuses it
 
 
 @pytest.mark.parametrize(("kind", "train", "options"), TRAINED)
-def test_the_numbers_depend_on_neither_the_kind_of_model_nor_the_way_to_train(
-    kind, train, options
-):
+def test_the_numbers_depend_on_neither_the_kind_of_model_nor_the_way_to_train(kind, train, options):
     """With LookSAM, which has a condition and state in its step."""
     model = KINDS[kind](rule_of("LookSAM", 0.2))
     start = model.get_weights()

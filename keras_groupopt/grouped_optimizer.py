@@ -491,7 +491,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
     @classmethod
     def from_config(cls, config_: dict[str, Any], custom_objects: Any = None) -> GroupedOptimizer:
         """Returns the optimizer that `get_config` described, without its state."""
-        with keras.saving.custom_object_scope(custom_objects or {}):
+        with _compat.custom_objects(custom_objects):
             arguments, rest = config.from_config(config_)
             optimizer = cls(**arguments)
         config.restore(optimizer, optimizer._declaration, rest)

@@ -21,6 +21,8 @@ from keras import ops
 from keras_groupopt import kernels
 
 Tensor = Any
+# Of a norm: what a projection of float32 leaves of a vector that it should leave nothing of.
+ROUNDING = 1e-6
 
 
 def perturbation(gradients: Sequence[Tensor], rho: Tensor) -> list[Tensor]:
@@ -67,13 +69,17 @@ def adaptive_perturbation(
 def without_projection(values: Sequence[Tensor], onto: Sequence[Tensor]) -> list[Tensor]:
     """Returns the part of `values` that is orthogonal to `onto`, both taken as one vector.
 
+    Zero where it is no more than rounding: its direction would mean nothing.
+
     Args:
         values: Tensors of any shape and float dtype.
         onto: Tensors of their shapes.
     """
     squared = ops.square(kernels.global_norm(onto))
     share = quotient(kernels.dot(values, onto), squared)
-    return kernels.add_scaled(values, onto, -share)
+    across = kernels.add_scaled(values, onto, -share)
+    least = ROUNDING * kernels.global_norm(values)
+    return kernels.scale(across, ops.cast(kernels.global_norm(across) > least, "float32"))
 
 
 def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -6,11 +6,13 @@ here, so that no backend has a part in the numbers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from grouped_reference import ReferenceGroup, grouped_step, make_rules
 from references import SGD, Adam, Array
+from sharpness_reference import Plain
 
 LAYERS = ("body/first", "body/dense", "head")
 KERNELS = ("body/first/kernel", "body/dense/kernel")
@@ -39,8 +41,9 @@ def trained(
     batches: Sequence[tuple[Array, Array]],
     learning_rate: float | Callable[[int], float],
     global_clipnorm: float | None = None,
+    gradient_rule: Plain | None = None,
 ) -> list[Array]:
-    """The weights after one step on each batch.
+    """The weights after one step on each batch, with the gradients of a rule.
 
     The groups are those of `saving_models.groups`: the backbone by Adam at a quarter of the rate,
     its kernels pulled toward where they started; the head by SGD with momentum, without decay.
@@ -58,8 +61,9 @@ def trained(
         ReferenceGroup(PATHS[4:], lambda: SGD(momentum=0.5)),
     ]
     rules = make_rules(groups)
+    gradient_rule = gradient_rule or Plain()
     for step, (x, y) in enumerate(batches):
-        gradients = gradients_of(weights, x, y)
+        gradients = gradient_rule(functools.partial(gradients_of, x=x, y=y), weights, step)
         weights = grouped_step(
             weights, gradients, groups, rules, step, learning_rate, global_clipnorm
         )

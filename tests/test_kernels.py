@@ -272,6 +272,42 @@ def test_an_average_stays_or_is_the_weight_to_the_bit(share):
         np.testing.assert_array_equal(value, double(mean))
 
 
+@pytest.mark.parametrize("described", SOME)
+def test_dot_is_the_inner_product_of_all_elements_in_float32(described):
+    first, second = tensors(described), tensors(described, seed=1)
+    products = [double(a) * double(b) for a, b in zip(first, second, strict=True)]
+    actual = kernels.dot(first, second)
+    assert dtypes([actual]) == ["float32"]
+    assert actual.shape == ()
+    size = sum(np.sum(np.abs(product)) for product in products)
+    expected = sum(np.sum(product) for product in products)
+    np.testing.assert_allclose(double(actual), expected, atol=1e-6 * size)
+    np.testing.assert_allclose(double(generic.dot(first, second)), expected, atol=1e-6 * size)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_dot_does_not_overflow_in_a_low_precision(dtype):
+    values = [ops.cast(ops.full((1000,), 300.0), dtype) for _ in range(3)]
+    expected = 3000.0 * float(double(values[0])[0]) ** 2
+    np.testing.assert_allclose(double(kernels.dot(values, values)), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("described", LISTS)
+def test_add_scaled_adds_in_the_dtype_of_the_first(described):
+    first, second = tensors(described), tensors(wide(described), seed=1)
+    before = [(double(a), double(b)) for a, b in zip(first, second, strict=True)]
+    expected = [a + FACTOR * b for a, b in before]
+    actual = kernels.add_scaled(first, second, scalar(FACTOR))
+    assert dtypes(actual) == [dtype for _, dtype in described]
+    assert_within(expected, actual, described, 8)
+    plain = generic.add_scaled(first, second, scalar(FACTOR))
+    assert_within([double(value) for value in plain], actual, described, 8)
+    # The caller's tensors stay.
+    for (a, b), left, right in zip(before, first, second, strict=True):
+        np.testing.assert_array_equal(a, double(left))
+        np.testing.assert_array_equal(b, double(right))
+
+
 # Conditions ----------------------------------------------------------------------------------
 
 
@@ -343,6 +379,40 @@ def test_in_a_compiled_step_a_condition_is_not_known_and_either_branch_is_taken(
     assert set(seen) == {None}
 
 
+@pytest.mark.parametrize("value", [True, False])
+def test_where_nothing_is_compiled_only_one_of_two_functions_runs(value):
+    ran = []
+    (chosen,) = kernels.either(
+        ops.convert_to_tensor(value),
+        lambda: [ran.append("then") or ops.ones((2,))],
+        lambda: [ran.append("otherwise") or ops.zeros((2,))],
+    )
+    assert ran == ["then" if value else "otherwise"]
+    np.testing.assert_array_equal(double(chosen), [float(value)] * 2)
+
+
+def test_in_a_compiled_step_the_tensors_are_those_of_the_branch_that_is_taken():
+    own = variables([((3,), "float32"), ((), "bfloat16")])
+    start = [double(each) for each in own]
+
+    def step(predicate: Any) -> None:
+        results = kernels.either(
+            predicate,
+            lambda: [ops.convert_to_tensor(v) * 2 for v in own],
+            lambda: [ops.convert_to_tensor(v) * 1 for v in own],
+        )
+        for variable, result in zip(own, results, strict=True):
+            variable.assign(result)
+
+    run = compiled(step, own)
+    factor = 1
+    for value in (False, True, False, True):
+        run(ops.convert_to_tensor(value))
+        factor *= 1 + value
+        for right, variable in zip(start, own, strict=True):
+            np.testing.assert_array_equal(right * factor, double(variable))
+
+
 def test_own_values_are_equal_and_not_written_through(backend):
     values = tensors([((3,), "float32"), ((), "bfloat16")])
     owned = kernels.own(values)
@@ -356,6 +426,7 @@ def test_own_values_are_equal_and_not_written_through(backend):
 def test_a_dense_gradient_has_no_repeated_rows_to_combine():
     (gradient,) = tensors([((4, 3), "float32")])
     assert kernels.combine_repeated_rows(gradient) is gradient
+    assert kernels.dense(gradient) is gradient
 
 
 def test_without_replicas_a_step_gets_its_gradients_as_they_are():
@@ -402,6 +473,25 @@ class TestSparseGradients:
         assert sorted(set(rows)) == sorted(indices)
         assert dtypes([actual]) == [dtype]
         assert_within([dense], [ops.convert_to_tensor(actual)], [((5, 2), dtype)], 6)
+
+    def test_dense_has_the_rows_that_are_not_named(self, rows, dtype):
+        gradient, dense = slices(rows, dtype)
+        actual = kernels.dense(gradient)
+        assert dtypes([actual]) == [dtype]
+        assert_within([dense], [actual], [((5, 2), dtype)], 6)
+
+    def test_a_choice_of_it_is_dense(self, rows, dtype):
+        import tensorflow as tf
+
+        gradient, dense = slices(rows, dtype)
+
+        @tf.function
+        def chosen(predicate):
+            return kernels.either(predicate, lambda: [gradient], lambda: [tf.zeros((5, 2), dtype)])
+
+        for value in (True, False):
+            (actual,) = chosen(tf.constant(value))
+            assert_within([dense * value], [actual], [((5, 2), dtype)], 6)
 
     def test_the_norm_is_that_of_the_dense_gradient(self, rows, dtype):
         gradient, _ = slices(rows, dtype)

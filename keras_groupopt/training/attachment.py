@@ -204,7 +204,12 @@ class Attachment:
         if self.state is None:
             # TensorFlow's `fit` leaves that to the first step.
             kernels.once(lambda: optimizer.build(list(variables)))
-        assert self.state is not None
+        if self.state is None:
+            raise ValueError(
+                "The optimizer must keep what this model's gradient rule asks for. Received: one "
+                "that was compiled with another model since. Call `compile` of "
+                f'"{self.model.name}" again, with `optimizer=` as before.'
+            )
         frozen = self._frozen()
         # Scales of float8 training are no gradients.
         present = [

@@ -40,6 +40,7 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
 
     Saved with the model are the rule and its present numbers, in `.keras` files; with a
     `GroupedOptimizer` they are optimizer state, too. Weights files fit the plain model.
+    `keras.models.clone_model` copies layers and no rule: pass the clone to `kgo.sharpness_aware`.
 
     Args:
         *args: As for the model's class.
@@ -200,7 +201,7 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
         """Returns the model that `get_config` described."""
         config = dict(config)
         rule = config.pop("gradient_rule", None)
-        with keras.saving.custom_object_scope(custom_objects or {}):
+        with _compat.custom_objects(custom_objects):
             model = super().from_config(config)
             if isinstance(rule, dict):
                 rule = keras.saving.deserialize_keras_object(rule)

@@ -136,14 +136,14 @@ class LookSAM(GradientRule):
     optimizer steps `t` with `t mod every = 0`:
 
         h = ∇ loss(w + rho · g / ‖g‖)
-        v ← h − (⟨h, g⟩ / ‖g‖²) · g
+        v ← h − (⟨h, g⟩ / ‖g‖²) · g,  v ← v / ‖v‖
         gradient = h
 
     and at the others, in one pass:
 
-        gradient = g + alpha · (‖g‖ / ‖v‖) · v
+        gradient = g + alpha · ‖g‖ · v
 
-    `v`, the part of SAM's gradient across the slope, is kept and saved by the optimizer, which must
+    `v`, the direction of SAM's gradient across the slope, is kept and saved by the optimizer, which must
     be a `GroupedOptimizer`: one float32 array beside each perturbed weight. A micro-batch under
     accumulation takes the form that its optimizer step has.
 
@@ -201,13 +201,17 @@ class LookSAM(GradientRule):
         before = batch.kept("direction")
 
         def anew() -> list[Tensor]:
-            across = sharpness.without_projection(second, gradients)
-            kept = [ops.cast(v, old.dtype) for v, old in zip(across, before, strict=True)]
-            return [*second, *kept]
+            # At the precision it is kept in: only its direction is used.
+            wide = [
+                [ops.cast(v, old.dtype) for v, old in zip(values, before, strict=True)]
+                for values in (second, gradients)
+            ]
+            across = sharpness.without_projection(*wide)
+            length = sharpness.quotient(1.0, kernels.global_norm(across))
+            return [*second, *kernels.scale(across, length)]
 
         def again() -> list[Tensor]:
-            norms = kernels.global_norm(gradients), kernels.global_norm(before)
-            factor = batch.scalar("alpha") * sharpness.quotient(*norms)
+            factor = batch.scalar("alpha") * kernels.global_norm(gradients)
             return [*kernels.add_scaled(gradients, before, factor), *before]
 
         results = kernels.either(due, anew, again)

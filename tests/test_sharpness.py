@@ -1,0 +1,705 @@
+"""Models with a gradient rule: what each rule must do, and what no rule may do.
+
+`RULES` in `sharpness_cases.py` is the table of rules; a test below is a contract that each of them
+keeps, or is about the training step that they share.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import network_reference
+import numpy as np
+import pytest
+import saving_models
+from keras import ops
+from saving_models import X, Y
+from sharpness_cases import (
+    RULES,
+    half_square,
+    network,
+    rule_of,
+    sgd,
+    step_on_weights,
+    values_of,
+    weight,
+    weights_model,
+)
+
+import keras_groupopt as kgo
+from keras_groupopt import kernels
+
+BACKEND = os.environ["KERAS_BACKEND"]
+each_rule = pytest.mark.parametrize("name", RULES)
+# The two ways to take a pass: always, and under a condition.
+each_way_to_pass = pytest.mark.parametrize("name", ["SAM", "LookSAM"])
+OWN_LOGS = {"sam_gap", "gradient_norm"}
+
+
+# What a perturbation is ---------------------------------------------------------------------------
+
+
+@each_rule
+def test_the_gradient_is_taken_at_the_perturbed_weights(name):
+    """SAM-04: with ½‖w‖² and a rate of 0.1, plain training would give 2.7 and 3.6."""
+    model = kgo.sharpness_aware(weights_model(a=3.0, b=4.0), rule_of(name, 0.5))
+    model.compile(optimizer=sgd(model, 0.1), loss=half_square)
+    history = step_on_weights(model)
+    epsilon = np.array(RULES[name][2])
+    weights = np.array([3.0, 4.0])
+    np.testing.assert_allclose(values_of(model), weights - 0.1 * (weights + epsilon), rtol=1e-6)
+    (gap,), (norm,) = history["sam_gap"], history["gradient_norm"]
+    assert gap == pytest.approx(0.5 * np.sum((weights + epsilon) ** 2) - 12.5, rel=1e-5)
+    assert norm == pytest.approx(5.0)
+    assert history["loss"] == [pytest.approx(12.5)]
+
+
+def excluded_by_path(model: Any) -> dict[str, Any]:
+    return {"exclude_from_perturbation": "c"}
+
+
+def excluded_by_layer(model: Any) -> dict[str, Any]:
+    return {"exclude_from_perturbation": model.get_layer("c")}
+
+
+def frozen_layer(model: Any) -> dict[str, Any]:
+    model.get_layer("c").trainable = False
+    return {}
+
+
+@each_rule
+@pytest.mark.parametrize(
+    ("options_of", "groups", "third"),
+    [
+        (excluded_by_path, (), 0.0),
+        (excluded_by_layer, (), 0.0),
+        (frozen_layer, (), 12.0),
+        (lambda model: {}, [kgo.Group("c", "c", frozen=True)], 12.0),
+    ],
+    ids=["excluded by path", "excluded by layer", "frozen layer", "frozen group"],
+)
+def test_what_is_excluded_or_frozen_is_neither_perturbed_nor_counted(
+    name, options_of, groups, third
+):
+    plain = weights_model(a=3.0, b=4.0, c=12.0)
+    model = kgo.sharpness_aware(plain, rule_of(name, 0.5, **options_of(plain)))
+    model.compile(optimizer=sgd(model, groups=groups), loss=half_square, run_eagerly=True)
+    step_on_weights(model)
+    expected = [*(-np.array(RULES[name][2])), third]
+    np.testing.assert_allclose(values_of(model), expected, rtol=1e-5)
+
+
+def test_the_norm_is_over_all_groups_whatever_their_rates():
+    """SAM-09: a norm per tensor would perturb both by 0.5."""
+    model = kgo.sharpness_aware(weights_model(a=3.0, b=4.0), kgo.SAM(0.5))
+    groups = [kgo.Group("a", "a", learning_rate_ratio=0.5), kgo.Group("b", "b")]
+    model.compile(optimizer=sgd(model, groups=groups), loss=half_square)
+    step_on_weights(model)
+    np.testing.assert_allclose(values_of(model), [3.0 - 0.5 * 3.3, -0.4], rtol=1e-5)
+
+
+@each_rule
+def test_a_gradient_of_zero_perturbs_nothing(name):
+    model = kgo.sharpness_aware(weights_model(a=0.0, b=0.0), rule_of(name))
+    model.compile(optimizer=sgd(model), loss=half_square)
+    history = step_on_weights(model, 3)
+    assert values_of(model) == [0.0, 0.0]
+    assert history["sam_gap"] == history["gradient_norm"] == [0.0]
+
+
+@each_rule
+def test_rho_may_be_a_schedule_over_optimizer_steps(name):
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0], [0.5, 0.0])
+    model = kgo.sharpness_aware(weights_model(a=3.0, b=4.0), rule_of(name, schedule))
+    optimizer = sgd(model, gradient_accumulation_steps=2)
+    model.compile(optimizer=optimizer, loss=half_square)
+    step_on_weights(model, 2)
+    epsilon = np.array(RULES[name][2])
+    np.testing.assert_allclose(values_of(model), -epsilon, rtol=1e-5)
+    step_on_weights(model, 2)
+    # A rho of zero: w − w. A direction that was kept is of rounding only, as g is w here.
+    np.testing.assert_allclose(values_of(model), [0.0, 0.0], atol=1e-6)
+
+
+@pytest.mark.backends("tensorflow", "jax", reason="compiled steps")
+@each_way_to_pass
+def test_rho_changes_without_a_retrace(name):
+    traces = []
+
+    @keras.saving.register_keras_serializable(package="test_sharpness")
+    class Counted(keras.layers.Layer):
+        def call(self, x: Any) -> Any:
+            traces.append(1)
+            return x
+
+    inputs = keras.Input((1,))
+    outputs = {"a": Counted(name="a")(weight(3.0, "weight")(inputs))}
+    rule = rule_of(name, 0.0)
+    model = kgo.SharpnessAwareModel(inputs, outputs, gradient_rule=rule)
+    model.compile(optimizer=sgd(model), loss=half_square)
+    step_on_weights(model)
+    count = len(traces)
+    # The second step of LookSAM takes no pass: the third does.
+    step_on_weights(model)
+    model.set_weights([np.float32([[3.0]])])
+    rule.rho = 0.5
+    assert rule.rho == 0.5
+    assert step_on_weights(model)["sam_gap"] == [pytest.approx(0.5 * 3.5**2 - 4.5, rel=1e-5)]
+    assert len(traces) == count
+
+
+# What a pass must not touch -----------------------------------------------------------------------
+
+
+@keras.saving.register_keras_serializable(package="test_sharpness")
+class Noise(keras.layers.Layer):
+    """Adds noise, by a generator of its own or by the global one."""
+
+    def __init__(self, own: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.generator = keras.random.SeedGenerator(3) if own else None
+
+    def call(self, x: Any, training: bool = False) -> Any:
+        if not training:
+            return x
+        return x + 0.1 * keras.random.normal(ops.shape(x), seed=self.generator)
+
+
+def busy_model() -> keras.Model:
+    """A model with statistics and all sorts of random numbers."""
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    inputs = keras.Input((4,))
+    x = layers.Dense(6, kernel_regularizer="l2")(inputs)
+    x = layers.BatchNormalization()(x)
+    x = Noise()(layers.Dropout(0.3, seed=1)(x))
+    x = layers.GaussianNoise(0.1)(layers.Dropout(0.3)(layers.ActivityRegularization(l2=0.1)(x)))
+    if BACKEND != "jax":  # there Keras wants a generator of one's own
+        x = Noise(own=False)(x)
+    return keras.Model(inputs, layers.Dense(2)(x))
+
+
+def fit_busy(
+    model: keras.Model, rate: float, validation: Any = None, **options: Any
+) -> tuple[dict[str, list[float]], list[np.ndarray], Any]:
+    """History, every variable, and what the global generators draw next."""
+    optimizer = kgo.GroupedOptimizer(
+        model=model, rule=kgo.rule("sgd", momentum=0.5), learning_rate=rate
+    )
+    model.compile(optimizer=optimizer, loss="mse", metrics=["mae"], **options)
+    keras.utils.set_random_seed(1)
+    history = model.fit(
+        X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0, validation_data=validation
+    ).history
+    values = [np.array(ops.convert_to_numpy(variable.value)) for variable in model.variables]
+    drawn = [keras.random.uniform((3,)), *kernels.random_states()]
+    return history, values, [np.array(ops.convert_to_numpy(each)).tolist() for each in drawn]
+
+
+@functools.cache
+def plain_busy(rate: float) -> Any:
+    return fit_busy(busy_model(), rate, None if rate else (X, Y))
+
+
+@each_way_to_pass
+@pytest.mark.parametrize("eagerly", [False] if BACKEND == "torch" else [False, True])
+def test_statistics_seeds_and_metrics_are_those_of_plain_training(name, eagerly):
+    history, values, drawn = plain_busy(0.0)
+    model = kgo.sharpness_aware(busy_model(), rule_of(name, 0.5))
+    found, same_values, same_drawn = fit_busy(model, 0.0, (X, Y), run_eagerly=eagerly)
+    assert set(found) == set(history) | OWN_LOGS
+    for key, expected in history.items():
+        np.testing.assert_allclose(found[key], expected, rtol=1e-6, err_msg=key)
+    assert all(np.abs(found["sam_gap"]) > 1e-3)
+    # Weights do not move at a rate of 0; statistics are of float32, and seeds are exact.
+    for value, expected in zip(same_values, values, strict=True):
+        if value.dtype.kind == "f":
+            np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-7)
+        else:
+            np.testing.assert_array_equal(value, expected)
+    assert same_drawn == drawn
+
+
+@each_rule
+def test_with_a_rho_of_zero_it_is_plain_training(name):
+    """Also of a model that draws masks: both passes must have the same ones."""
+    history, values, _ = plain_busy(0.1)
+    model = kgo.sharpness_aware(busy_model(), rule_of(name, 0.0))
+    found, same_values, _ = fit_busy(model, 0.1)
+    for value, expected in zip(same_values, values, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(found["loss"], history["loss"], rtol=1e-5)
+    np.testing.assert_allclose(found["sam_gap"], 0.0, atol=1e-6)
+
+
+def test_a_single_gradient_is_plain_training_to_the_bit():
+    history, values, drawn = plain_busy(0.1)
+    found = fit_busy(kgo.sharpness_aware(busy_model(), kgo.SingleGradient()), 0.1)
+    assert set(found[0]) == set(history) | {"gradient_norm"}
+    for value, expected in zip(found[1], values, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-7)
+    assert found[2] == drawn
+
+
+def as_float32(variable: Any) -> np.ndarray:
+    return np.array(ops.convert_to_numpy(ops.cast(variable.value, "float32")))
+
+
+@pytest.mark.filterwarnings("ignore:Weights in float16/bfloat16 lose updates")
+@each_rule
+@pytest.mark.parametrize(
+    ("dtype", "size", "rho"), [("float32", 1e4, 0.0123), ("bfloat16", 1.0, 1e-3)]
+)
+def test_weights_come_back_to_the_bit(name, dtype, size, rho):
+    """SAM-11: taking the perturbation off again would round."""
+    inputs = keras.Input((4,), dtype=dtype)
+    outputs = keras.layers.Dense(3, dtype=dtype, bias_initializer="ones")(inputs)
+    model = kgo.SharpnessAwareModel(inputs, outputs, gradient_rule=rule_of(name, rho))
+    start = [
+        size * (1 + np.random.default_rng(0).uniform(size=w.shape)) for w in model.get_weights()
+    ]
+    model.set_weights(start)
+    before = [as_float32(variable) for variable in model.variables]
+    model.compile(optimizer=sgd(model, 0.0), loss="mse", run_eagerly=True)
+    logs = model.train_on_batch(X, np.ones((12, 3)), return_dict=True)
+    assert logs["gradient_norm"] > 0
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(as_float32(variable), value)
+
+
+class FailsAt(keras.layers.Layer):
+    """Counts its calls, and raises in one of them."""
+
+    fails_at = calls = 0
+
+    def call(self, x: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise RuntimeError("no memory left")
+        return x
+
+    def compute_output_shape(self, shape: Any) -> Any:
+        return shape
+
+
+class WithLayer(kgo.SharpnessAware, keras.Model):
+    """Weights a and b, and a layer between; its `call` has no `training`."""
+
+    def __init__(self, between: keras.layers.Layer, rule: Any) -> None:
+        super().__init__(gradient_rule=rule)
+        self.a, self.b, self.between = weight(3.0, "a"), weight(4.0, "b"), between
+        self.output_names = ["a", "b"]
+
+    def build(self, shape: Any) -> None:
+        self.a.build(shape)
+        self.b.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return {"a": self.a(self.between(x)), "b": self.b(x)}
+
+
+def with_layer(between: Any, rule: Any, *optimizer: Any, **options: Any) -> Any:
+    model = WithLayer(between, rule)
+    model.build((None, 1))
+    model.compile(
+        optimizer=optimizer[0] if optimizer else sgd(model, **options),
+        loss={"a": half_square, "b": half_square},
+        run_eagerly=True,
+    )
+    # Keras calls the layers once to make the metrics.
+    ones = np.ones((1, 1), "float32")
+    model.test_on_batch(ones, {"a": ones, "b": ones})
+    between.calls = 0
+    return model
+
+
+@each_way_to_pass
+def test_weights_come_back_where_the_second_pass_raises(name):
+    layer = FailsAt()
+    model = with_layer(layer, rule_of(name, 0.5))
+    layer.fails_at = 2
+    with pytest.raises(Exception, match="no memory left"):
+        step_on_weights(model)
+    assert values_of(model) == [3.0, 4.0]
+    assert layer.calls == 2
+    if BACKEND == "jax":  # there `fit` has taken the variables' values
+        return
+    step_on_weights(model)
+    np.testing.assert_allclose(values_of(model), [-0.3, -0.4], rtol=1e-5)
+
+
+@pytest.mark.backends("torch", reason="weights are perturbed in place")
+def test_only_what_is_perturbed_is_copied(monkeypatch):
+    import torch
+
+    plain = weights_model(a=3.0, b=4.0)
+    rule = kgo.SAM(0.5, exclude_from_perturbation="b")
+    model = kgo.sharpness_aware(plain, rule)
+    model.compile(optimizer=sgd(model, 0.1), loss=half_square)
+    step_on_weights(model)
+    weights = {variable.value.data_ptr(): variable.path for variable in model.variables}
+    copied = []
+
+    class Copies(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten.clone.default and args[0].data_ptr() in weights:
+                copied.append(weights[args[0].data_ptr()])
+            return function(*args, **(kwargs or {}))
+
+    model.optimizer.build(model.trainable_variables)
+    with Copies():
+        model.compute_gradients(lambda: ops.sum(ops.square(model(np.ones((1, 1)))["a"])))
+    assert copied == [model.get_layer("a").kernel.path]
+
+
+# How many passes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "options", "steps", "calls"),
+    [
+        (kgo.SingleGradient, {}, 5, 5),
+        (kgo.SAM, {}, 5, 10),
+        (lambda: kgo.LookSAM(every=2), {}, 5, 5 + 3),
+        (lambda: kgo.LookSAM(every=3), {"gradient_accumulation_steps": 2}, 8, 8 + 4),
+    ],
+    ids=["SingleGradient", "SAM", "LookSAM", "LookSAM, micro-batches"],
+)
+def test_a_pass_is_made_only_where_the_rule_asks_for_one(rule, options, steps, calls):
+    layer = FailsAt()
+    model = with_layer(layer, rule(), rate=0.01, **options)
+    ones = np.ones((1, 1), "float32")
+    for _ in range(steps):
+        model.train_on_batch(ones, {"a": 0.0 * ones, "b": 0.0 * ones})
+    assert layer.calls == calls
+
+
+# Gradients of all sorts ---------------------------------------------------------------------------
+
+
+@each_rule
+def test_each_micro_batch_is_perturbed_by_its_own_gradient(name):
+    """SAM-06: from the unperturbed weights, and only gradients of the second pass are summed."""
+    model = kgo.sharpness_aware(network(), rule_of(name, 0.2))
+    weights = dict(zip(network_reference.PATHS, model.get_weights(), strict=True))
+    optimizer = sgd(model, 0.25, gradient_accumulation_steps=2)
+    model.compile(optimizer=optimizer, loss="mse")
+    model.fit(X, Y, batch_size=2, shuffle=False, verbose=0)
+    rule = RULES[name][1](0.2)
+    for step in range(3):
+        parts = []
+        for start in (4 * step, 4 * step + 2):
+            at = functools.partial(
+                network_reference.gradients_of, x=X[start : start + 2], y=Y[start : start + 2]
+            )
+            parts.append(rule(at, weights, step))
+        weights = {p: w - 0.125 * (parts[0][p] + parts[1][p]) for p, w in weights.items()}
+    for path, value in zip(network_reference.PATHS, model.get_weights(), strict=True):
+        np.testing.assert_allclose(value, weights[path], rtol=2e-5, atol=1e-6, err_msg=path)
+
+
+class Unused(kgo.SharpnessAware, keras.Model):
+    """Two layers, of which the output has only one."""
+
+    def __init__(self, rule: Any) -> None:
+        super().__init__(gradient_rule=rule)
+        self.a, self.b = weight(3.0, "a"), weight(4.0, "b")
+        self.output_names = ["a"]
+
+    def build(self, shape: Any) -> None:
+        self.a.build(shape)
+        self.b.build(shape)
+
+    def call(self, x: Any) -> Any:
+        return {"a": self.a(x)}
+
+
+@pytest.mark.filterwarnings("ignore:No gradient for b/kernel", "ignore:Gradients do not exist")
+@each_way_to_pass
+def test_a_variable_without_a_gradient_stays(name):
+    model = Unused(rule_of(name, 0.5))
+    model.build((None, 1))
+    model.compile(optimizer=sgd(model), loss={"a": half_square})
+    step_on_weights(model)
+    np.testing.assert_allclose(values_of(model), [-0.5, 4.0], rtol=1e-5)
+
+
+def looked_up(one_hot: bool) -> keras.Model:
+    """An embedding, whose gradient on TensorFlow is sparse, or the same by multiplication."""
+    if one_hot:
+        inputs = keras.Input((3, 5))
+        table = keras.layers.Dense(2, use_bias=False)(inputs)
+    else:
+        inputs = keras.Input((3,), dtype="int32")
+        table = keras.layers.Embedding(5, 2)(inputs)
+    hidden = keras.layers.Activation("tanh")(table)
+    return keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(hidden)))
+
+
+@pytest.mark.backends("tensorflow", reason="sparse gradients")
+@each_rule
+def test_a_sparse_gradient_is_perturbed_as_the_dense_one_it_stands_for(name):
+    ids = np.random.default_rng(0).integers(0, 4, size=(12, 3))  # repeated, and one never
+    weights = []
+    for one_hot in (False, True):
+        model = kgo.sharpness_aware(saving_models.fill(looked_up(one_hot)), rule_of(name, 0.3))
+        model.compile(optimizer=sgd(model, 0.1), loss="mse")
+        x = np.eye(5, dtype="float32")[ids] if one_hot else ids
+        model.fit(x, Y, batch_size=3, shuffle=False, verbose=0)
+        weights.append(model.get_weights())
+    for sparse, dense in zip(*weights, strict=True):
+        np.testing.assert_allclose(sparse, dense, rtol=1e-5, atol=1e-6)
+
+
+class Penalty(keras.layers.Layer):
+    """Half the square of its input as a loss."""
+
+    def call(self, x: Any) -> Any:
+        self.add_loss(0.5 * ops.mean(ops.square(x)))
+        return x
+
+
+def ignored(y_true: Any, y_pred: Any) -> Any:
+    return 0.0 * ops.sum(y_pred, axis=-1)
+
+
+def half(y_true: Any, y_pred: Any) -> Any:
+    return 0.5 * half_square(y_true, y_pred)
+
+
+def penalised(**values: float) -> keras.Model:
+    inputs = keras.Input((1,))
+    outputs = {n: Penalty(name=n)(weight(v, f"{n}_weight")(inputs)) for n, v in values.items()}
+    return keras.Model(inputs, outputs)
+
+
+def regularised(**values: float) -> keras.Model:
+    inputs = keras.Input((1,))
+    own = {"kernel_regularizer": keras.regularizers.L2(0.5)}
+    return keras.Model(inputs, {n: weight(v, n, **own)(inputs) for n, v in values.items()})
+
+
+@each_way_to_pass
+@pytest.mark.parametrize(
+    ("make", "loss", "options"),
+    [
+        (penalised, ignored, {}),
+        (regularised, ignored, {}),
+        (weights_model, half, {"sample_weight": {"a": np.full(1, 2.0), "b": np.full(1, 2.0)}}),
+    ],
+    ids=["add_loss", "regularizer", "sample_weight"],
+)
+def test_all_that_is_in_the_loss_is_in_the_second_pass(make, loss, options, name):
+    model = kgo.sharpness_aware(make(a=3.0, b=4.0), rule_of(name, 0.5))
+    model.compile(optimizer=sgd(model), loss={"a": loss, "b": loss}, run_eagerly=True)
+    step_on_weights(model, **options)
+    np.testing.assert_allclose(values_of(model), [-0.3, -0.4], rtol=1e-5)
+
+
+def test_class_weights_are_in_the_second_pass():
+    inputs = keras.Input((1,))
+    model = kgo.SharpnessAwareModel(inputs, weight(3.0, "a")(inputs), gradient_rule=kgo.SAM(0.5))
+    model.compile(optimizer=sgd(model), loss=half, run_eagerly=True)
+    ones = np.ones((1, 1), "float32")
+    model.fit(ones, np.zeros((1, 1)), class_weight={0: 2.0}, verbose=0)
+    np.testing.assert_allclose(values_of(model), [-0.5], rtol=1e-5)
+
+
+def test_recurrent_layers_train_as_without_a_rule():
+    weights = []
+    for rule in (kgo.SAM(0.0), None):
+        keras.utils.set_random_seed(0)
+        layers = keras.layers
+        lstm = layers.LSTM(2, return_sequences=True, dropout=0.2, recurrent_dropout=0.2, seed=1)
+        gru = layers.GRU(2, dropout=0.2, recurrent_dropout=0.2, seed=2)
+        model = keras.Sequential([keras.Input((3, 2)), lstm, gru])
+        if rule is not None:
+            model = kgo.sharpness_aware(model, rule)
+        model.compile(optimizer=sgd(model, 0.1), loss="mse")
+        x = np.random.default_rng(0).normal(size=(12, 3, 2)).astype("float32")
+        model.fit(x, Y, batch_size=6, shuffle=False, verbose=0)
+        weights.append(model.get_weights())
+    for value, expected in zip(*weights, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
+# Loss scaling, and gradients that are not finite --------------------------------------------------
+
+SCALED: dict[str, Callable[[Any, Any], Any]] = {
+    "ours": lambda inner, scale: kgo.LossScaleOptimizer(inner, initial_scale=scale),
+    "Keras' own": lambda inner, scale: keras.optimizers.LossScaleOptimizer(
+        inner, initial_scale=scale
+    ),
+}
+
+
+def scaled_step(name: str, way: str, values: Any = (3.0, 4.0), loss: Any = half_square) -> Any:
+    model = kgo.sharpness_aware(weights_model(a=values[0], b=values[1]), rule_of(name, 0.5))
+    options = {"loss_scale_factor": 8.0} if way == "loss_scale_factor" else {}
+    inner = sgd(model, **options)
+    optimizer = SCALED[way](inner, 1024.0) if way in SCALED else inner
+    model.compile(optimizer=optimizer, loss=loss)
+    return model, inner, step_on_weights(model)
+
+
+@each_way_to_pass
+@pytest.mark.parametrize("way", [*SCALED, "loss_scale_factor"])
+def test_a_scaled_loss_gives_the_same_step_gap_and_norm(way, name):
+    model, _, history = scaled_step(name, way)
+    np.testing.assert_allclose(values_of(model), [-0.3, -0.4], rtol=1e-5)
+    assert history["sam_gap"] == [pytest.approx(0.5 * 5.5**2 - 12.5, rel=1e-5)]
+    assert history["gradient_norm"] == [pytest.approx(5.0)]
+
+
+def beyond(y_true: Any, y_pred: Any) -> Any:
+    """As `half_square` up to outputs of 4.1; infinite from about there on."""
+    return half_square(y_true, y_pred) * ops.exp(1e5 * ops.sum(ops.relu(y_pred - 4.1), axis=-1))
+
+
+@each_way_to_pass
+@pytest.mark.parametrize("way", ["none", "ours"])
+@pytest.mark.parametrize(
+    "values", [(3.0, float("inf")), (3.0, 4.0)], ids=["the first pass", "only the second pass"]
+)
+def test_where_a_pass_overflows_the_step_is_skipped(name, way, values):
+    model, inner, history = scaled_step(name, way, values, beyond)
+    assert values_of(model) == list(values)
+    if way == "none":
+        assert int(inner.skipped_steps.numpy()) == 1
+    else:
+        assert float(model.optimizer.dynamic_scale.numpy()) == 512.0
+    assert int(inner.iterations.numpy()) == 0
+    assert np.all(np.isfinite(history["sam_gap"]))
+    # It goes on as if that had not been.
+    model.set_weights([np.full((1, 1), value, "float32") for value in (0.3, 0.4)])
+    step_on_weights(model)
+    assert np.all(np.isfinite(values_of(model)))
+    assert values_of(model) != [0.3, 0.4]
+
+
+@each_way_to_pass
+def test_a_model_of_mixed_precision_trains_nearly_as_one_of_float32(name):
+    """MP-02: `compile` puts Keras' loss scaling around a plain optimizer."""
+    results = []
+    for policy in ("float32", "mixed_float16"):
+        keras.config.set_dtype_policy(policy)
+        model = kgo.sharpness_aware(network(), rule_of(name, 0.2))
+        model.compile(optimizer=sgd(model, 0.1), loss="mse")
+        history = model.fit(X, Y, batch_size=4, shuffle=False, verbose=0, epochs=2).history
+        results.append((history["sam_gap"], *model.get_weights()))
+    assert hasattr(model.optimizer, "inner_optimizer")
+    for mixed, full in zip(*results, strict=True):
+        np.testing.assert_allclose(mixed, full, rtol=0.05, atol=0.02)
+
+
+# How a model is written and trained ---------------------------------------------------------------
+
+
+class Mixed(kgo.SharpnessAware, saving_models.Subclassed):
+    """The subclassed model, with a training step that asks a gradient rule."""
+
+
+def mixed_in(rule: Any) -> Any:
+    model = Mixed(gradient_rule=rule)
+    model.build((None, 4))
+    return saving_models.fill(model)
+
+
+def shared(kind: str) -> Callable[[Any], Any]:
+    return lambda rule: kgo.sharpness_aware(network(kind), rule)
+
+
+class Batches(keras.utils.PyDataset):
+    """The batches of `X` and `Y` in order."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        rows = slice(4 * index, 4 * index + 4)
+        return X[rows], Y[rows]
+
+
+def by_fit(model: Any) -> None:
+    model.fit(X, Y, batch_size=4, shuffle=False, verbose=0, epochs=2)
+
+
+def by_train_on_batch(model: Any) -> None:
+    for _ in range(2):
+        for x, y in (Batches()[index] for index in range(3)):
+            logs = model.train_on_batch(x, y, return_dict=True)
+    assert "sam_gap" in logs
+
+
+def by_dataset(model: Any) -> None:
+    model.fit(Batches(), epochs=2, shuffle=False, verbose=0)
+    assert not OWN_LOGS & set(model.evaluate(Batches(), verbose=0, return_dict=True))
+    assert model.predict(X, verbose=0).shape == (12, 2)
+
+
+KINDS: dict[str, Callable[[Any], Any]] = {
+    "nested": shared("nested"),
+    "sequential": shared("sequential"),
+    "twice nested": shared("twice nested"),
+    "subclassed": mixed_in,
+}
+TRAINED = [
+    *((kind, by_fit, {}) for kind in KINDS),
+    ("nested", by_train_on_batch, {}),
+    ("nested", by_dataset, {}),
+    ("subclassed", by_fit, {"run_eagerly": True}),
+]
+if BACKEND != "torch":  # there Keras itself refuses it
+    TRAINED += [
+        ("nested", by_fit, {"steps_per_execution": 3}),
+        ("nested", by_fit, {"jit_compile": False}),
+    ]
+
+
+@pytest.mark.parametrize(("kind", "train", "options"), TRAINED)
+def test_the_numbers_depend_on_neither_the_kind_of_model_nor_the_way_to_train(kind, train, options):
+    """With LookSAM, which has a condition and state in its step."""
+    model = KINDS[kind](rule_of("LookSAM", 0.2))
+    start = model.get_weights()
+    model.compile(optimizer=saving_models.optimizer(model), loss="mse", **options)
+    train(model)
+    batches = [Batches()[index] for _ in range(2) for index in range(3)]
+    rule = RULES["LookSAM"][1](0.2)
+    expected = network_reference.trained(start, batches, 0.125, None, rule)
+    for path, value, other in zip(
+        network_reference.PATHS, model.get_weights(), expected, strict=True
+    ):
+        np.testing.assert_allclose(value, other, rtol=3e-5, atol=5e-6, err_msg=path)
+
+
+@pytest.mark.parametrize("name", [name for name in RULES if name != "LookSAM"])
+def test_a_plain_optimizer_will_do(name):
+    models = [kgo.sharpness_aware(network(), rule_of(name, 0.2)) for _ in range(2)]
+    grouped = kgo.GroupedOptimizer(model=models[1], rule="adam", learning_rate=0.001)
+    for model, optimizer in zip(models, ["adam", grouped], strict=True):
+        model.compile(optimizer=optimizer, loss="mse", run_eagerly=True)
+        by_fit(model)
+    for value, expected in zip(*(model.get_weights() for model in models), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loop_of_ones_own_gets_its_gradients_from_the_model():
+    model = kgo.sharpness_aware(weights_model(a=3.0, b=4.0), kgo.SAM(0.5))
+    model.compile(optimizer=sgd(model))
+    x = np.ones((1, 1), "float32")
+
+    def loss() -> Any:
+        return sum(0.5 * ops.sum(ops.square(y)) for y in model(x, training=True).values())
+
+    if BACKEND == "jax":
+        with pytest.raises(NotImplementedError, match="needs TensorFlow or torch"):
+            model.compute_gradients(loss)
+        return
+    value, gradients = model.compute_gradients(loss)
+    model.optimizer.apply(gradients, model.trainable_variables)
+    assert float(ops.convert_to_numpy(value)) == pytest.approx(12.5)
+    np.testing.assert_allclose(values_of(model), [-0.3, -0.4], rtol=1e-5)

@@ -143,9 +143,9 @@ class LookSAM(GradientRule):
 
         gradient = g + alpha · ‖g‖ · v
 
-    `v`, the direction of SAM's gradient across the slope, is kept and saved by the optimizer, which must
-    be a `GroupedOptimizer`: one float32 array beside each perturbed weight. A micro-batch under
-    accumulation takes the form that its optimizer step has.
+    `v`, the direction of SAM's gradient across the slope, is kept and saved by the optimizer, which
+    must be a `GroupedOptimizer`: one float32 array beside each perturbed weight. A micro-batch
+    under accumulation takes the form that its optimizer step has.
 
     Args:
         rho: The radius `‖ε‖`, a number >= 0 or a schedule over optimizer steps.

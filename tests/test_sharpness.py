@@ -71,20 +71,25 @@ def frozen_layer(model: Any) -> dict[str, Any]:
     return {}
 
 
-@each_rule
+# How the third weight is kept out, the groups for it, and what it is afterwards.
+KEPT_OUT: dict[str, tuple[Callable[[Any], dict[str, Any]], list[kgo.Group], float]] = {
+    "excluded by path": (excluded_by_path, [], 0.0),
+    "excluded by layer": (excluded_by_layer, [], 0.0),
+    "frozen layer": (frozen_layer, [], 12.0),
+    "frozen group": (lambda model: {}, [kgo.Group("c", "c", frozen=True)], 12.0),
+}
+
+
 @pytest.mark.parametrize(
-    ("options_of", "groups", "third"),
+    ("name", "how"),
     [
-        (excluded_by_path, (), 0.0),
-        (excluded_by_layer, (), 0.0),
-        (frozen_layer, (), 12.0),
-        (lambda model: {}, [kgo.Group("c", "c", frozen=True)], 12.0),
+        *((name, how) for name in RULES for how in ("excluded by path", "frozen group")),
+        ("SAM", "excluded by layer"),
+        ("SAM", "frozen layer"),
     ],
-    ids=["excluded by path", "excluded by layer", "frozen layer", "frozen group"],
 )
-def test_what_is_excluded_or_frozen_is_neither_perturbed_nor_counted(
-    name, options_of, groups, third
-):
+def test_what_is_excluded_or_frozen_is_neither_perturbed_nor_counted(name, how):
+    options_of, groups, third = KEPT_OUT[how]
     plain = weights_model(a=3.0, b=4.0, c=12.0)
     model = kgo.sharpness_aware(plain, rule_of(name, 0.5, **options_of(plain)))
     model.compile(optimizer=sgd(model, groups=groups), loss=half_square, run_eagerly=True)
@@ -250,9 +255,13 @@ def as_float32(variable: Any) -> np.ndarray:
 
 
 @pytest.mark.filterwarnings("ignore:Weights in float16/bfloat16 lose updates")
-@each_rule
 @pytest.mark.parametrize(
-    ("dtype", "size", "rho"), [("float32", 1e4, 0.0123), ("bfloat16", 1.0, 1e-3)]
+    ("name", "dtype", "size", "rho"),
+    [
+        *((name, "float32", 1e4, 0.0123) for name in RULES),
+        ("SAM", "bfloat16", 1.0, 1e-3),
+        ("LookSAM", "bfloat16", 1.0, 1e-3),
+    ],
 )
 def test_weights_come_back_to_the_bit(name, dtype, size, rho):
     """SAM-11: taking the perturbation off again would round."""

@@ -89,11 +89,11 @@ def compiled(name: str, settings: argparse.Namespace) -> Any:
         model = kgo.SharpnessAwareModel(inputs, outputs, gradient_rule=make())
     optimizer = step_time.grouped(model, "head/.*", on_nonfinite="skip")
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(optimizer=optimizer, loss=loss, jit_compile="auto")
+    model.compile(optimizer=optimizer, loss=loss)
     return model
 
 
-class Clock(keras.callbacks.Callback):  # type: ignore[misc]
+class Clock(keras.callbacks.Callback):
     """Measures the steps of an epoch, without what `fit` does before and after."""
 
     def __init__(self) -> None:

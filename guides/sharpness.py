@@ -47,7 +47,7 @@ becomes one of the same layers by `kgo.sharpness_aware(model, rule)`; for a subc
 | `kgo.SingleGradient()` | of the batch, as always | 1 |
 | `kgo.SAM(rho)` | at `w + ε`, with `‖ε‖ = rho` along the gradient (arXiv:2010.01412) | 2 |
 | `kgo.ASAM(rho, eta)` | the same, with `ε` in proportion to `abs(w)` (arXiv:2102.11600) | 2 |
-| `kgo.LookSAM(rho, every)` | SAM's at each `every`-th step, reused between (arXiv:2203.02714) | 1–2 |
+| `kgo.LookSAM(rho, every)` | SAM's each `every`-th step, reused between (arXiv:2203.02714) | 1–2 |
 | `kgo.GSAM(rho, alpha)` | SAM's, and a pull on the gap between both losses (arXiv:2203.08065) | 2 |
 
 Begin with `SAM(0.05)`. Take `ASAM` where scales of layers differ much, as rescaling a layer and the

@@ -28,8 +28,8 @@ import keras_groupopt as kgo
 
 RULES = {
     "plain": kgo.SingleGradient,
-    "SAM(0.1)": lambda: kgo.SAM(0.1),
-    "ASAM(1.0)": lambda: kgo.ASAM(1.0),
+    "SAM(0.05)": lambda: kgo.SAM(0.05),
+    "ASAM(0.3)": lambda: kgo.ASAM(0.3),
 }
 COLOURS = ("#e8833a", "#1b6ca8", "#3a9d5d")
 Curves = dict[str, np.ndarray]  # by rule: one row of losses for each direction
@@ -126,11 +126,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--epochs", type=int, default=20, help="epochs of each training (default 20)")
-    add("--directions", type=int, default=5, help="random directions (default 5)")
-    add("--points", type=int, default=6, help="distances each way (default 6)")
+    add("--directions", type=int, default=4, help="random directions (default 4)")
+    add("--points", type=int, default=4, help="distances each way (default 4)")
     add("--output", type=Path, default=ROOT / "runs" / "sharpness.png", help="the picture")
     options = parser.parse_args()
-    distances = np.linspace(-0.6, 0.6, 2 * options.points + 1)
+    distances = np.linspace(-0.4, 0.4, 2 * options.points + 1)
     curves, accuracies = {}, {}
     for name, make in RULES.items():
         model = trained(make(), options.epochs)

@@ -53,10 +53,10 @@ becomes one of the same layers by `kgo.sharpness_aware(model, rule)`; for a subc
 Begin with `SAM(0.05)`. Take `ASAM` where scales of layers differ much, as rescaling a layer and the
 next one back changes nothing for it; its `rho` is about ten times SAM's. Take `LookSAM` where twice
 the time is too much; it needs a `GroupedOptimizer`, which keeps one array more per weight. Take
-`GSAM` where SAM's `rho` must be small to train at all.
+`GSAM` where `sam_gap` stays large: it lowers the gap itself, not only the perturbed loss.
 
-`rho` is a distance in weight space, over all perturbed weights together: a larger model needs no
-other one per weight. Too large a `rho` shows as a `sam_gap` near the loss itself, and as underfit.
+`rho` is a distance in weight space, over all perturbed weights together: the more there are, the
+less each of them moves. Too large a `rho` shows as a `sam_gap` near the loss itself, and as underfit.
 """
 
 
@@ -187,11 +187,11 @@ it is called once per pass. On JAX a step is a function of values: `model.train_
 
 x, y = keras.ops.convert_to_tensor(x_train[:60]), keras.ops.convert_to_tensor(y_train[:60])
 if keras.backend.backend() == "jax":
-    groups = ("trainable", "non_trainable", "optimizer", "metrics")
-    own = model, model, model.optimizer, model
     variables = [
-        getattr(owner, "variables" if name == "optimizer" else f"{name}_variables")
-        for owner, name in zip(own, groups, strict=True)
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
     ]
     logs, state = model.train_step(tuple([v.value for v in group] for group in variables), (x, y))
     for group, values in zip(variables, state, strict=True):

@@ -121,7 +121,7 @@ def test_the_picture_of_minima_shows_the_losses_that_are_printed(new_process, tm
     picture = tmp_path / "new folder" / "picture.png"
     few = ("--epochs", "1", "--directions", "2", "--points", "1", "--output", str(picture))
     printed = new_process(EXAMPLES / "loss_around_minimum.py", *few, env={"COLUMNS": "120"})
-    for text in ("plain", "SAM(0.1)", "ASAM(1.0)", "t = 0", "t = 0.6", "test accuracy"):
+    for text in ("plain", "SAM(0.05)", "ASAM(0.3)", "t = 0", "t = 0.4", "test accuracy"):
         assert text in printed
     assert picture.read_bytes().startswith(b"\x89PNG")
 

@@ -56,7 +56,7 @@ the time is too much; it needs a `GroupedOptimizer`, which keeps one array more 
 `GSAM` where `sam_gap` stays large: it lowers the gap itself, not only the perturbed loss.
 
 `rho` is a distance in weight space, over all perturbed weights together: the more there are, the
-less each of them moves. Too large a `rho` shows as a `sam_gap` near the loss itself, and as underfit.
+less each of them moves. Too large a `rho` shows as a `sam_gap` near the loss, and as underfitting.
 """
 
 
@@ -158,8 +158,9 @@ class BothSides(kgo.GradientRule):
 
 
 custom = make_model(BothSides(0.1), gradient_accumulation_steps=2)
-print("both sides:", {name: f"{values[0]:.3f}" for name, values in fit(custom).items()})
-assert np.isfinite(custom.evaluate(x_train, y_train, verbose=0))
+logs = fit(custom)
+print("both sides:", {name: f"{values[0]:.3f}" for name, values in logs.items()})
+assert np.isfinite(logs["loss"][0])
 
 """
 ## Saving
@@ -187,13 +188,16 @@ it is called once per pass. On JAX a step is a function of values: `model.train_
 
 x, y = keras.ops.convert_to_tensor(x_train[:60]), keras.ops.convert_to_tensor(y_train[:60])
 if keras.backend.backend() == "jax":
+    import jax
+
     variables = [
         model.trainable_variables,
         model.non_trainable_variables,
         model.optimizer.variables,
         model.metrics_variables,
     ]
-    logs, state = model.train_step(tuple([v.value for v in group] for group in variables), (x, y))
+    state = tuple([variable.value for variable in group] for group in variables)
+    logs, state = jax.jit(model.train_step)(state, (x, y))
     for group, values in zip(variables, state, strict=True):
         for variable, value in zip(group, values, strict=True):
             variable.assign(value)

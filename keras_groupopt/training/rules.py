@@ -61,7 +61,9 @@ class SAM(GradientRule):
 
     def gradients(self, batch: Batch) -> Sequence[Tensor]:
         """Returns the gradients at the perturbed weights."""
-        return batch.gradients_at(sharpness.perturbation(batch.gradients, batch.scalar("rho")))
+        return batch.gradients_at(
+            lambda: sharpness.perturbation(batch.gradients, batch.scalar("rho"))
+        )
 
 
 @_register
@@ -116,7 +118,7 @@ class ASAM(GradientRule):
     def gradients(self, batch: Batch) -> Sequence[Tensor]:
         """Returns the gradients at the perturbed weights."""
         return batch.gradients_at(
-            sharpness.adaptive_perturbation(
+            lambda: sharpness.adaptive_perturbation(
                 batch.gradients,
                 batch.variables,
                 batch.selected(self.adaptive_on),
@@ -262,7 +264,9 @@ class GSAM(GradientRule):
 
     def gradients(self, batch: Batch) -> Sequence[Tensor]:
         """Returns the gradients at the perturbed weights, less those of the plain loss across."""
-        second = batch.gradients_at(sharpness.perturbation(batch.gradients, batch.scalar("rho")))
+        second = batch.gradients_at(
+            lambda: sharpness.perturbation(batch.gradients, batch.scalar("rho"))
+        )
         second = [kernels.dense(gradient) for gradient in second]
         first = [kernels.dense(gradient) for gradient in batch.gradients]
         across = sharpness.without_projection(first, second)

@@ -63,7 +63,7 @@ class StatefulTrainStep:
         loss, first, scope = self._pass(compute_loss, variables, [None] * len(variables))
         scope.make_updates()
 
-        def evaluate(perturbations: Sequence[Tensor | None]) -> tuple[Tensor, list[Any]]:
+        def evaluate(perturbations: list[Tensor | None]) -> tuple[Tensor, list[Any]]:
             again, gradients, _ = self._pass(compute_loss, variables, perturbations)
             return again, gradients
 

@@ -56,14 +56,13 @@ class TrainStep(StatefulTrainStep):
         self,
         compute_loss: Callable[[], Tensor],
         variables: Sequence[Any],
-        perturbations: Sequence[Tensor | None],
+        perturbations: list[Tensor | None],
     ) -> tuple[Tensor, list[Tensor | None], Recorder]:
         """Returns the loss at `w + ε`, its gradients, and what would be assigned."""
         values = [variable.value for variable in variables]
         for value in values:
             value.grad = None
         with _perturbed(values, perturbations):
-            del perturbations
             with Recorder(list(zip(variables, values, strict=True))) as scope:
                 loss = compute_loss()
                 scaled = self.optimizer.scale_loss(loss)
@@ -72,19 +71,21 @@ class TrainStep(StatefulTrainStep):
 
 
 @contextlib.contextmanager
-def _perturbed(values: Sequence[Tensor], perturbations: Sequence[Tensor | None]) -> Iterator[None]:
-    """Adds `ε` to weights, also where modules of torch hold them, and puts the weights back."""
-    pairs = [(v, p) for v, p in zip(values, perturbations, strict=True) if p is not None]
-    changed = [value for value, _ in pairs]
-    with torch.no_grad():
-        copies = [value.clone() for value in changed]
+def _perturbed(values: Sequence[Tensor], perturbations: list[Tensor | None]) -> Iterator[None]:
+    """Adds `ε` to weights, also where modules of torch hold them, and puts the weights back.
+
+    The list is emptied on the way: each `ε` is freed where the copy of its weight is made.
+    """
+    copies: list[tuple[Tensor, Tensor]] = []
     try:
         with torch.no_grad():
-            for value, perturbation in pairs:
-                value.add_(perturbation)
-        del pairs, perturbations
+            for place, value in enumerate(values):
+                if perturbations[place] is not None:
+                    copies.append((value, value.clone()))
+                    value.add_(perturbations[place])
+                    perturbations[place] = None
         yield
     finally:
         with torch.no_grad():
-            for value, copy in zip(changed, copies, strict=True):
+            for value, copy in copies:
                 value.copy_(copy)

@@ -8,9 +8,17 @@ all else is the same. Then the training loss is measured at
 for random directions d, the same for all (but for their lengths, which are those of the filters).
 Biases and parameters of batch normalization have no direction (Li et al. 2018, arXiv:1712.09913).
 
-    python examples/loss_around_minimum.py --output docs/sharpness.png
+    KERAS_BACKEND=torch python examples/loss_around_minimum.py --output docs/sharpness.png
 
-Needs no network.
+printed, with the training loss as mean ± deviation over the directions, both ways:
+
+    rule        t = 0   t = 0.1         t = 0.2         t = 0.3         t = 0.4         test accuracy
+    plain       0.048   0.115 ± 0.026   0.524 ± 0.171   1.644 ± 0.667   3.932 ± 2.123   0.800
+    SAM(0.05)   0.138   0.180 ± 0.015   0.343 ± 0.088   0.826 ± 0.433   2.285 ± 1.857   0.806
+    ASAM(0.3)   0.145   0.174 ± 0.005   0.293 ± 0.033   0.590 ± 0.107   1.386 ± 0.460   0.810
+
+One seed: what tells the rules apart here is the shape of the valley, not the accuracy. Needs no
+network.
 """
 
 from __future__ import annotations

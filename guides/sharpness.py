@@ -11,6 +11,11 @@ CIFAR-10 learns to tell clothes apart from 300 pictures.
 
 ![Training loss along random directions](../docs/sharpness.png)
 
+The picture is of the same task, made by `examples/loss_around_minimum.py`. Plain training ends with
+the lower training loss, 0.05; SAM and ASAM end at 0.14, and 0.3 of each filter's norm away from
+there the loss is 0.83 and 0.59 instead of 1.64. Test accuracies are alike: 80.0, 80.6 and 81.0 %,
+one seed each.
+
 Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch`; nothing below changes.
 """
 
@@ -213,7 +218,7 @@ assert int(model.optimizer.iterations) == 11
   set of gradients. `benchmarks/training_step.py` measures both.
 * Compare with plain training of the same *time*, not the same epochs.
 * A few hundred steps of fine-tuning gain little; the papers train from the beginning.
-* A flat valley is no promise: on the pictures above the accuracies are printed beside the curves.
+* A flat valley is no promise: in the picture above, 500 test pictures hardly tell the rules apart.
 * Layers must read their weights as Keras variables. A `train_step` of your own must call
   `super().train_step`.
 """

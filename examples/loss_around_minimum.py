@@ -10,9 +10,9 @@ Biases and parameters of batch normalization have no direction (Li et al. 2018, 
 
     KERAS_BACKEND=torch python examples/loss_around_minimum.py --output docs/sharpness.png
 
-printed, with the training loss as mean ± deviation over the directions, both ways:
+printed, with the training loss as mean ± deviation over the directions, and test accuracies:
 
-    rule        t = 0   t = 0.1         t = 0.2         t = 0.3         t = 0.4         test accuracy
+    rule        t = 0   t = 0.1         t = 0.2         t = 0.3         t = 0.4        accuracy
     plain       0.048   0.115 ± 0.026   0.524 ± 0.171   1.644 ± 0.667   3.932 ± 2.123   0.800
     SAM(0.05)   0.138   0.180 ± 0.015   0.343 ± 0.088   0.826 ± 0.433   2.285 ± 1.857   0.806
     ASAM(0.3)   0.145   0.174 ± 0.005   0.293 ± 0.033   0.590 ± 0.107   1.386 ± 0.460   0.810

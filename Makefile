@@ -70,7 +70,7 @@ demo: .venv-demo-$(BACKEND)/ready
 
 .PHONY: benchmark
 benchmark: .venv-test/ready
-	@for backend in $(BACKENDS); do for script in step_time running_state; do \
+	@for backend in $(BACKENDS); do for script in step_time running_state training_step; do \
 		KERAS_BACKEND=$$backend $(quiet_backends) $(test_python) benchmarks/$$script.py $(ARGS); \
 	done; done
 

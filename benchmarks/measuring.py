@@ -16,7 +16,7 @@ from typing import Any
 
 
 def in_turn(
-    steps: Mapping[str, Callable[[], None]], repeats: int, seed: int = 0
+    steps: Mapping[str, Callable[[], tuple[float, float] | None]], repeats: int, seed: int = 0
 ) -> dict[str, dict[str, list[float]]]:
     """Times each step once per round, in a new order each round.
 
@@ -24,7 +24,8 @@ def in_turn(
     that the same other one left behind.
 
     Args:
-        steps: By name, a function that returns when its work is done.
+        steps: By name, a function that returns when its work is done. It may return the wall and
+            CPU milliseconds of the part of it that counts.
         repeats: The number of rounds.
         seed: Of the orders.
 
@@ -42,9 +43,10 @@ def in_turn(
             order.shuffle(names)
             for name in names:
                 wall, cpu = time.perf_counter(), time.process_time()
-                steps[name]()
-                times[name]["wall"].append(1e3 * (time.perf_counter() - wall))
-                times[name]["cpu"].append(1e3 * (time.process_time() - cpu))
+                part = steps[name]()
+                whole = 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
+                for clock, value in zip(("wall", "cpu"), part or whole, strict=True):
+                    times[name][clock].append(value)
     finally:
         gc.enable()
     return times

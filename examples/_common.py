@@ -1,8 +1,9 @@
-"""What both examples share: their options, the choice of a setting, the tables."""
+"""What the examples share: their options, the choice of a setting, the tables."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,16 +21,19 @@ Result = dict[str, Any]
 console = Console(highlight=False)
 
 
-def options_parser(description: str, epochs: int, seeds: int) -> argparse.ArgumentParser:
-    """Return the options that both examples understand."""
+def options_parser(
+    description: str, epochs: int, seeds: int, picture: bool = True
+) -> argparse.ArgumentParser:
+    """Return the options that the examples understand."""
     parser = argparse.ArgumentParser(description=description)
     add = parser.add_argument
     add("--seeds", type=int, default=seeds, help=f"test runs per method (default {seeds})")
     add("--epochs", type=int, default=epochs, help=f"epochs of every run (default {epochs})")
     add("--steps", type=int, help="optimizer steps per epoch (default: every image once)")
     add("--tries", type=int, help="settings tried per method (default: all)")
-    add("--output", type=Path, help="where the picture goes (default: into the folder of --runs)")
-    add("--plot", action=argparse.BooleanOptionalAction, default=True, help="draw the picture")
+    if picture:
+        add("--output", type=Path, help="where the picture goes (default: the folder of --runs)")
+        add("--plot", action=argparse.BooleanOptionalAction, default=True, help="draw the picture")
     add("--runs", type=Path, default=ROOT / "runs", help="folder of the runs, to resume them")
     add("--fresh", action="store_true", help="start over: forget the kept runs of these settings")
     return parser
@@ -72,7 +76,12 @@ def compare(task: Task, methods: Sequence[Method], options: argparse.Namespace) 
             return result
 
         try:
-            chosen = [choose(task, method, tries, train) for method in methods]
+            chosen: list[dict[str, float]] = []
+            for method in methods:
+                before = chosen[-1] if method.adds else {}
+                settings = tuple({**before, **setting} for setting in method.settings)
+                method = dataclasses.replace(method, settings=settings)
+                chosen.append(choose(task, method, tries, train))
             return [
                 train(Run(method, setting, seed, task.train, task.test, "test"))
                 for method, setting in zip(methods, chosen, strict=True)

@@ -43,11 +43,17 @@ class Task:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to make the optimizer, and the settings of it that are tried."""
+    """A way to make the optimizer, and the settings of it that are tried.
+
+    A method with an average of the weights is measured with it. A gradient rule, if there is one,
+    is what the model trains with.
+    """
 
     name: str
     make_optimizer: Callable[..., keras.optimizers.Optimizer]  # (model, steps, **setting)
     settings: tuple[dict[str, float], ...]
+    adds: bool = False  # its settings are added to the one chosen for the method before it
+    make_rule: Callable[..., kgo.GradientRule] | None = None  # (**setting)
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,8 @@ class Runs:
         keras.utils.clear_session()
         keras.utils.set_random_seed(run.seed)
         model = self.task.build_model()
+        if run.method.make_rule is not None:
+            model = kgo.sharpness_aware(model, run.method.make_rule(**run.setting))
         keeper = KeepRun(self.folder / f"{run.name}.keras", model, self.stop, progress)
         if keeper.checkpoint.exists():
             model = keras.saving.load_model(keeper.checkpoint)
@@ -137,7 +145,9 @@ class Runs:
             callbacks=[kgo.GroupLogger(), keeper],
             verbose=0,
         )
-        measured = model.evaluate(*run.evaluate, batch_size=100, verbose=0, return_dict=True)
+        averages = getattr(model.optimizer, "ema", None) is not None
+        with kgo.averaged_weights(model) if averages else contextlib.nullcontext():
+            measured = model.evaluate(*run.evaluate, batch_size=100, verbose=0, return_dict=True)
         return {
             "method": run.method.name,
             "setting": run.setting,

@@ -61,6 +61,7 @@ def adaptive_perturbation(
         for gradient, size in zip(dense, sizes, strict=True)
     ]
     scaled = kernels.scale(stretched, quotient(rho, kernels.global_norm(stretched)))
+    del stretched
     return [
         value if size is None else value * size for value, size in zip(scaled, sizes, strict=True)
     ]

@@ -90,6 +90,27 @@ def test_running_state_times_micro_steps_averages_checks_and_files(new_process, 
         assert files[ours]["load_weights_seconds"]["minimum"] > 0
 
 
+def test_training_step_times_each_rule_through_fit_and_measures_peak_memory(new_process, tmp_path):
+    output = tmp_path / "result.json"
+    arguments = ("--model", "small", "--rules", "plain_again", "sam", "looksam", "--batch", "2")
+    few = ("--builds", "1", "--repeats", "1")
+    new_process(STEP_TIME.with_name("training_step.py"), *arguments, *few, "--output", str(output))
+    result = json.loads(output.read_text())
+    assert result["steps"].keys() == {"plain", "plain_again", "sam", "looksam"}
+    for name, found in result["steps"].items():
+        assert found["wall_ms"]["minimum"] > 0
+        assert name == "plain" or found["ratio_to_plain"]["cpu"]["ratio"] > 0
+    assert result["memory"].keys() == result["steps"].keys()
+    (kind,) = result["memory"]["sam"]["above_plain_in_copies"]
+    assert result["memory"]["sam"][kind] >= result["memory"]["sam"]["weights_mib"] > 0
+    limits = {name: found["limit"] for name, found in result["targets"].items()}
+    assert limits == {
+        "time: sam / plain": 2.1,
+        "time: looksam / plain": 1.35,
+        f"memory: sam - plain, {kind}": 2.0,
+    }
+
+
 def test_a_ratio_is_taken_round_by_round_and_averaged_over_builds(script):
     # In the second round the machine was ten times slower, for both.
     found = script("measuring").ratio(
@@ -104,6 +125,11 @@ def test_a_ratio_is_taken_round_by_round_and_averaged_over_builds(script):
 def test_a_spread_is_that_of_all_rounds(script):
     found = script("measuring").spread([[5.0, 1.0, 2.0], [4.0, 3.0]])
     assert found == {"median": 3.0, "quartile_1": 2.0, "quartile_3": 4.0, "minimum": 1.0}
+
+
+def test_a_step_may_say_which_part_of_it_counts(script):
+    times = script("measuring").in_turn({"part": lambda: (3.0, 2.0)}, 2)
+    assert times == {"part": {"wall": [3.0, 3.0], "cpu": [2.0, 2.0]}}
 
 
 def test_one_round_has_a_spread(script):

@@ -1,7 +1,8 @@
-"""The demo runs, prints what it promises, and goes on after Ctrl-C as if it had not stopped."""
+"""The examples run and print what they promise; stopped with Ctrl-C, they go on where they were."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import pathlib
@@ -99,6 +100,31 @@ def test_a_demo_stopped_with_ctrl_c_goes_on_where_it_stopped(whole, tmp_path):
             assert result[key] == pytest.approx(expected[name][key], rel=1e-5), name
         for row, expected_row in zip(result["history"], expected[name]["history"], strict=True):
             assert row == pytest.approx(expected_row, rel=1e-4), name
+
+
+def test_each_method_of_the_sharpness_example_is_the_one_before_and_one_thing_more(
+    new_process, tmp_path
+):
+    few = ("--seeds", "1", "--epochs", "1", "--steps", "2", "--tries", "1", "--runs", str(tmp_path))
+    printed = new_process(EXAMPLES / "finetune_sharpness.py", *few, env={"COLUMNS": "120"})
+    assert "accuracy on the test images" in printed
+    found = {result["method"]: result for result in results(tmp_path).values()}
+    assert found.keys() == {"plain", "ratio", "ratio+L2-SP", "+EMA", "+SAM"}
+    keys = [set(found[name]["setting"]) for name in ("ratio", "ratio+L2-SP", "+EMA", "+SAM")]
+    added = [after - before for before, after in itertools.pairwise(keys)]
+    assert added == [{"decay"}, {"momentum"}, {"rho"}]
+    assert found["+SAM"]["history"][-1]["sam_gap"] > 0
+    for result in found.values():
+        assert f"{result['accuracy']:.3f}" in printed
+
+
+def test_the_picture_of_minima_shows_the_losses_that_are_printed(new_process, tmp_path):
+    picture = tmp_path / "new folder" / "picture.png"
+    few = ("--epochs", "1", "--directions", "2", "--points", "1", "--output", str(picture))
+    printed = new_process(EXAMPLES / "loss_around_minimum.py", *few, env={"COLUMNS": "120"})
+    for text in ("plain", "SAM(0.05)", "ASAM(0.3)", "t = 0", "t = 0.4", "test accuracy"):
+        assert text in printed
+    assert picture.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("fold", [0, 1])

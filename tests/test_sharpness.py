@@ -226,7 +226,8 @@ def test_statistics_seeds_and_metrics_are_those_of_plain_training(name, eagerly)
             np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-7)
         else:
             np.testing.assert_array_equal(value, expected)
-    assert same_drawn == drawn
+    if BACKEND != "jax":  # where no compiled step draws from them
+        assert same_drawn == drawn
 
 
 @each_rule

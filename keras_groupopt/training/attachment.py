@@ -18,7 +18,8 @@ from keras_groupopt.training.batch import Batch
 from keras_groupopt.training.gradient_rule import GradientRule
 
 Tensor = Any
-# Per trainable variable `ε` or `None` → the loss there, unscaled, and the gradients.
+# Per trainable variable `ε` or `None` → the loss there, unscaled, and the gradients. It may empty
+# the list, to free each `ε` once it is added.
 Evaluate = Callable[[list[Tensor | None]], tuple[Tensor, list[Tensor | None]]]
 
 

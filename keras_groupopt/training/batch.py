@@ -81,8 +81,8 @@ class Batch:
 
         Args:
             perturbations: `ε`, one tensor per variable, of its shape and dtype; or a function that
-                returns them, and is called only where the pass is made; then they are not kept in
-                memory during it.
+                returns them, is called only where the pass is made, and lets each `ε` be freed
+                once it is added.
             only_if: A boolean scalar: where it is false no pass is made, and the gradients are
                 those of the first. Default: always.
 

@@ -75,21 +75,20 @@ class TrainStep(StatefulTrainStep):
 
 @contextlib.contextmanager
 def _perturbed(values: Sequence[Tensor], perturbations: list[Tensor | None]) -> Iterator[None]:
-    """Adds `ε` to weights, also where modules of torch hold them, and puts the weights back."""
-    pairs = [(v, p) for v, p in zip(values, perturbations, strict=True) if p is not None]
-    changed = [value for value, _ in pairs]
-    with torch.no_grad():
-        copies = [value.clone() for value in changed]
+    """Adds `ε` to weights, also where modules of torch hold them, and puts the weights back.
+
+    The list is emptied on the way: each `ε` is freed where the copy of its weight is made.
+    """
+    copies: list[tuple[Tensor, Tensor]] = []
     try:
         with torch.no_grad():
-            for value, perturbation in pairs:
-                value.add_(perturbation)
-            perturbation = None
-        # They would be one more set of gradients in memory beside the pass.
-        pairs.clear()
-        perturbations.clear()
+            for place, value in enumerate(values):
+                if perturbations[place] is not None:
+                    copies.append((value, value.clone()))
+                    value.add_(perturbations[place])
+                    perturbations[place] = None
         yield
     finally:
         with torch.no_grad():
-            for value, copy in zip(changed, copies, strict=True):
+            for value, copy in copies:
                 value.copy_(copy)

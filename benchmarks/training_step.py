@@ -1,0 +1,318 @@
+"""Times a training step with each gradient rule, through `fit`, and measures its peak memory.
+
+    KERAS_BACKEND=jax python benchmarks/training_step.py --output build/training_step_jax.json
+
+See README.md in this folder for what is compared and how to read the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import measuring
+import numpy as np
+import step_time
+
+import keras_groupopt as kgo
+
+EVERY = 5
+# By name, the rule of the model; `None` is a plain `keras.Model`, twice as a control.
+RULES: dict[str, Callable[[], kgo.GradientRule] | None] = {
+    "plain": None,
+    "plain_again": None,
+    "single_gradient": kgo.SingleGradient,
+    "sam": lambda: kgo.SAM(0.05),
+    "asam": lambda: kgo.ASAM(0.5),
+    "gsam": lambda: kgo.GSAM(0.05),
+    "looksam": lambda: kgo.LookSAM(0.05, every=EVERY),
+}
+PEER = "plain"
+# The most that a step may take of the peer's, where there is a goal.
+LIMITS = {"sam": 2.1, "looksam": 1.35}
+# What a step may hold more than the peer's, in copies of the weights: one of what is perturbed,
+# and one set of gradients.
+MEMORY_LIMIT = 2.0
+MEBIBYTE = 2**20
+
+
+def resnet(widths: tuple[int, ...], blocks: int, stride: int) -> tuple[Any, Any]:
+    """Returns inputs and outputs of a residual network for pictures of 32 × 32 pixels."""
+    layers = keras.layers
+    inputs = keras.Input((32, 32, 3))
+
+    def convolution(x: Any, width: int, size: int, strides: int) -> Any:
+        x = layers.Conv2D(width, size, strides, padding="same", use_bias=False)(x)
+        return layers.BatchNormalization()(x)
+
+    x = layers.ReLU()(convolution(inputs, widths[0], 3, stride))
+    for stage, width in enumerate(widths):
+        for block in range(blocks):
+            strides = 2 if stage and not block else 1
+            y = layers.ReLU()(convolution(x, width, 3, strides))
+            y = convolution(y, width, 3, 1)
+            if strides != 1 or x.shape[-1] != width:
+                x = convolution(x, width, 1, strides)
+            x = layers.ReLU()(layers.Add()([x, y]))
+    x = layers.GlobalAveragePooling2D()(x)
+    return inputs, layers.Dense(10, name="head")(x)
+
+
+MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    # ResNet-10, whose first convolution halves the picture: 4.9 million weights.
+    "resnet10": lambda: resnet((64, 128, 256, 512), blocks=1, stride=2),
+    "small": lambda: resnet((8, 16), blocks=1, stride=2),
+}
+
+
+def compiled(name: str, settings: argparse.Namespace) -> Any:
+    """Returns a model with a rule, compiled with two AdamW groups."""
+    keras.utils.set_random_seed(0)
+    inputs, outputs = MODELS[settings.model]()
+    make = RULES[name]
+    if make is None:
+        model = keras.Model(inputs, outputs)
+    else:
+        model = kgo.SharpnessAwareModel(inputs, outputs, gradient_rule=make())
+    optimizer = step_time.grouped(model, "head/.*", on_nonfinite="skip")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer=optimizer, loss=loss)
+    return model
+
+
+class Clock(keras.callbacks.Callback):
+    """Measures the steps of an epoch, without what `fit` does before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wall = self.cpu = 0.0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Starts with the first batch."""
+        if not batch:
+            self.wall, self.cpu = time.perf_counter(), time.process_time()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Stops when the last batch's loss is there."""
+        for value in (logs or {}).values():
+            float(value)
+        self.wall = time.perf_counter() - self.wall
+        self.cpu = time.process_time() - self.cpu
+
+
+def prepare(name: str, settings: argparse.Namespace) -> Callable[[], tuple[float, float]]:
+    """Returns a function that fits `--steps` batches, and returns wall and CPU ms per step."""
+    model = compiled(name, settings)
+    x, y = data(settings)
+
+    def fit() -> tuple[float, float]:
+        clock = Clock()
+        model.fit(x, y, batch_size=settings.batch, shuffle=False, verbose=0, callbacks=[clock])
+        return 1e3 * clock.wall / settings.steps, 1e3 * clock.cpu / settings.steps
+
+    return fit
+
+
+def data(settings: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Returns random pictures and labels, `--steps` batches of them."""
+    generator = np.random.default_rng(0)
+    count = settings.steps * settings.batch
+    pictures = generator.normal(size=(count, 32, 32, 3)).astype("float32")
+    return pictures, generator.integers(0, 10, count).astype("int32")
+
+
+def compare(settings: argparse.Namespace) -> dict[str, Any]:
+    """Builds a model for each rule, and times them in turn."""
+    builds = []
+    for build in range(settings.builds):
+        names = settings.rules[:: -1 if build % 2 else 1]
+        steps = {name: prepare(name, settings) for name in names}
+        for step in steps.values():
+            for _ in range(settings.warm_up):
+                step()
+        builds.append(measuring.in_turn(steps, settings.repeats, seed=build))
+        del steps
+        keras.utils.clear_session()
+    results: dict[str, Any] = {}
+    for name in settings.rules:
+        results[name] = {
+            f"{clock}_ms": measuring.spread([times[name][clock] for times in builds])
+            for clock in ("wall", "cpu")
+        }
+        if name != PEER:
+            results[name][f"ratio_to_{PEER}"] = {
+                clock: measuring.ratio(
+                    [times[name][clock] for times in builds],
+                    [times[PEER][clock] for times in builds],
+                )
+                for clock in ("wall", "cpu")
+            }
+    return results
+
+
+# Memory --------------------------------------------------------------------------------------
+
+
+def memory(settings: argparse.Namespace) -> dict[str, Any]:
+    """Returns the peak memory of a step with each rule, each in a process of its own."""
+    found = {}
+    for name in settings.rules:
+        command = [sys.executable, __file__, "--memory-of", name, "--model", settings.model]
+        command += ["--batch", str(settings.batch), "--steps", str(settings.steps)]
+        # Blocks that are freed go back to the system at once, so that what is resident is held.
+        environment = {
+            **os.environ,
+            "MALLOC_MMAP_THRESHOLD_": "65536",
+            "MALLOC_TRIM_THRESHOLD_": "0",
+        }
+        done = subprocess.run(
+            command, env=environment, stdout=subprocess.PIPE, text=True, check=True
+        )
+        found[name] = json.loads(done.stdout)
+    peer = found[PEER]
+    for result in found.values():
+        copy = result["weights_mib"]
+        result["above_plain_in_copies"] = {
+            kind: round((result[kind] - peer[kind]) / copy, 2)
+            for kind in ("resident_mib", "compiled_mib")
+            if result.get(kind) is not None
+        }
+    return found
+
+
+def measure_memory(name: str, settings: argparse.Namespace) -> dict[str, Any]:
+    """Returns the peak of this process while it trains, after a first epoch that compiles."""
+    model = compiled(name, settings)
+    x, y = data(settings)
+    options = {"batch_size": settings.batch, "shuffle": False, "verbose": 0}
+    weights = sum(int(np.prod(v.shape)) * 4 for v in model.trainable_variables)
+    result: dict[str, Any] = {"weights_mib": round(weights / MEBIBYTE, 1)}
+    if keras.backend.backend() == "jax":
+        # XLA says what it plans, which no noise blurs.
+        return result | {"compiled_mib": compiled_mebibytes(model, x, y, settings)}
+    for _ in range(2):
+        model.fit(x, y, **options)
+    result["resident_mib"] = peak_of(lambda: model.fit(x, y, **options))
+    return result
+
+
+def peak_of(work: Callable[[], Any]) -> float | None:
+    """Returns the most MiB resident while `work` runs; `None` where Linux does not tell."""
+    reset, status = pathlib.Path("/proc/self/clear_refs"), pathlib.Path("/proc/self/status")
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+        reset.write_text("5")
+        work()
+        found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text())
+    except (OSError, AttributeError):
+        return None
+    return round(int(found[1]) / 1024, 1) if found else None
+
+
+def compiled_mebibytes(
+    model: Any, x: np.ndarray, y: np.ndarray, settings: argparse.Namespace
+) -> float:
+    """Returns what XLA plans for a step on JAX: what comes in and goes out, and between."""
+    import jax
+
+    model.optimizer.build(model.trainable_variables)
+    groups = (
+        model.trainable_variables,
+        model.non_trainable_variables,
+        model.optimizer.variables,
+        model.metrics_variables,
+    )
+    state = tuple([variable.value for variable in group] for group in groups)
+    batch = x[: settings.batch], y[: settings.batch]
+    lowered = jax.jit(model.train_step, donate_argnums=0).lower(state, batch)
+    plan = lowered.compile().memory_analysis()
+    total = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
+    return round((total + plan.temp_size_in_bytes) / MEBIBYTE, 1)
+
+
+def targets(steps: dict[str, Any], peaks: dict[str, Any]) -> dict[str, Any]:
+    """Returns the figures that have a limit, and whether they keep it."""
+    found = {}
+    for name in LIMITS.keys() & steps.keys():
+        ratio, limit = steps[name][f"ratio_to_{PEER}"]["wall"]["ratio"], LIMITS[name]
+        found[f"time: {name} / {PEER}"] = {"ratio": ratio, "limit": limit, "met": ratio <= limit}
+    for kind, copies in peaks.get("sam", {}).get("above_plain_in_copies", {}).items():
+        found[f"memory: sam - {PEER}, {kind}"] = {
+            "copies": copies,
+            "limit": MEMORY_LIMIT,
+            "met": copies <= MEMORY_LIMIT,
+        }
+    return found
+
+
+def arguments(received: list[str] | None = None) -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(
+        description="Times a training step with each gradient rule, through `fit`; prints JSON. "
+        "The backend is the environment variable KERAS_BACKEND."
+    )
+    add = parser.add_argument
+    add("--model", choices=MODELS, default="resnet10")
+    add("--rules", choices=RULES, nargs="+", default=list(RULES))
+    add("--batch", type=int, default=16, help="pictures in a batch (default: 16)")
+    add("--steps", type=int, default=EVERY, help=f"batches timed together (default: {EVERY})")
+    add("--builds", type=int, default=2, help="times all is built (default: 2)")
+    add("--repeats", type=int, default=5, help="rounds a build (default: 5)")
+    add("--warm-up", type=int, default=1, help="untimed epochs (default: 1)")
+    add("--memory", action=argparse.BooleanOptionalAction, default=True, help="measure it")
+    add("--memory-of", choices=RULES, help="measure that of one rule, in this process")
+    add("--output", type=pathlib.Path, help="a file instead of standard output")
+    settings = parser.parse_args(received)
+    if min(settings.batch, settings.builds, settings.repeats, settings.warm_up) < 1:
+        parser.error("--batch, --builds, --repeats and --warm-up must be at least 1")
+    if settings.steps < 1 or settings.steps % EVERY:
+        parser.error(f"--steps must be a multiple of {EVERY}: one in {EVERY} of LookSAM is SAM's")
+    settings.rules = list(dict.fromkeys([PEER, *settings.rules]))
+    return settings
+
+
+def main() -> None:
+    """Runs the benchmark and writes its result."""
+    settings = arguments()
+    if settings.memory_of:
+        print(json.dumps(measure_memory(settings.memory_of, settings)))
+        return
+    backend = keras.backend.backend()
+    before = measuring.machine()
+    print(f"{backend}: steps …", file=sys.stderr)
+    steps = compare(settings)
+    peaks: dict[str, Any] = {}
+    if settings.memory:
+        print(f"{backend}: memory …", file=sys.stderr)
+        peaks = memory(settings)
+    hidden = ("output", "memory_of")
+    result = {
+        "benchmark": "training_step",
+        "format": 1,
+        "backend": backend,
+        "versions": measuring.versions("keras_groupopt", "keras", "numpy", backend),
+        "machine": before | {"load_average_after": measuring.machine()["load_average"]},
+        "settings": {name: v for name, v in vars(settings).items() if name not in hidden},
+        "steps": steps,
+        "memory": peaks,
+        "targets": targets(steps, peaks),
+    }
+    measuring.write(result, settings.output)
+
+
+if __name__ == "__main__":
+    main()

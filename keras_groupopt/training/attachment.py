@@ -191,6 +191,7 @@ class Attachment:
         variables: Sequence[Any],
         evaluate: Evaluate,
         optimizer: Any,
+        is_due: bool | None = None,
     ) -> list[Tensor | None]:
         """Returns the gradients that the rule makes of those of the first pass.
 
@@ -200,6 +201,7 @@ class Attachment:
             variables: Their variables.
             evaluate: Takes another pass.
             optimizer: The model's optimizer.
+            is_due: Whether the optimizer step is one of the rule's `every`, where that is known.
         """
         self.used = True
         if self.state is None:
@@ -242,13 +244,17 @@ class Attachment:
         if not perturbed:
             return list(first)
         passes = _Passes(loss, list(first), present, perturbed, evaluate)
+        step = ops.convert_to_tensor(optimizer.iterations)
+        if is_due is None:
+            is_due = ops.equal(ops.cast(step, "int32") % self.rule.every, 0)
         batch = Batch(
             [variables[place] for place in perturbed],
             [summed[place] for place in perturbed],
             passes.take,
             self._choose,
             self.state,
-            ops.convert_to_tensor(optimizer.iterations),
+            step,
+            is_due,
             scale,
         )
         changed = list(self.rule.gradients(batch))

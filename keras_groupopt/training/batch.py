@@ -29,6 +29,8 @@ class Batch:
         choose: Applies a selector to variables.
         state: What is kept for the rule.
         step: The optimizer steps done, an integer scalar.
+        is_due: Whether this optimizer step is one of each `every` of the rule, from the first on; a
+            boolean scalar, or a Python boolean where each kind of step is compiled by itself.
         loss_scale: What the loss is multiplied by, a float32 scalar.
 
     Example:
@@ -49,11 +51,13 @@ class Batch:
         choose: Callable[[Selector, Sequence[Any]], list[bool]],
         state: GradientState,
         step: Tensor,
+        is_due: Tensor | bool,
         loss_scale: Tensor,
     ) -> None:
         self.variables = list(variables)
         self.gradients = list(gradients)
         self.step = step
+        self.is_due = is_due
         self.loss_scale = loss_scale
         self._evaluate = evaluate
         self._choose = choose

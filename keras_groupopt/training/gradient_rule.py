@@ -59,7 +59,9 @@ class GradientRule:
     * an attribute `name = kgo.Hyperparameter()` per number or schedule, set in `__init__`;
     * `slots`, the names of arrays beside each perturbed weight (float32, zeros at first), which a
       `GroupedOptimizer` keeps and saves;
-    * `selectors`, the names of attributes that hold selectors.
+    * `selectors`, the names of attributes that hold selectors;
+    * `every`, an integer, where one of so many optimizer steps is unlike the others: `batch.is_due`
+      tells.
 
     What `__init__` takes beside these belongs into `get_config`. To save a model, register the
     class with `keras.saving.register_keras_serializable`.
@@ -91,6 +93,7 @@ class GradientRule:
     selectors: ClassVar[tuple[str, ...]] = ("exclude_from_perturbation",)
     # Whether `gradients` is asked at all.
     perturbs: ClassVar[bool] = True
+    every: int = 1
 
     def __init__(self, exclude_from_perturbation: Any = ()) -> None:
         self._declared: dict[str, Any] = {}
@@ -224,8 +227,3 @@ class SingleGradient(GradientRule):
     def get_config(self) -> dict[str, Any]:
         """Returns no arguments, as there are none."""
         return {}
-
-
-def is_due(step: Tensor, every: int) -> Tensor:
-    """Returns whether an optimizer step is one of each `every`, from the first on."""
-    return keras.ops.equal(keras.ops.cast(step, "int32") % every, 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,7 +21,13 @@ class TrainStep:
     trainable_variables: list[Any]
     metrics_variables: list[Any]
     compute_loss_and_updates: Any
+    run_eagerly: bool
+    jit_compile: bool
+    steps_per_execution: int
+    train_function: Any
     _attachment: Any
+    # Whether the step that is being compiled is one of the rule's `every`, where it is known.
+    _is_due: bool | None = None
 
     def compute_gradients(self, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Refused: a step on JAX is a function of values.
@@ -32,6 +39,44 @@ class TrainStep:
             "`compute_gradients` needs TensorFlow or torch. Received: the JAX backend. Call "
             "`model.train_step(state, data)`, which is a function of values."
         )
+
+    def make_train_function(self, force: bool = False) -> None:
+        """Makes what `fit` calls for each batch, as Keras does.
+
+        On a CPU, XLA compiles the convolutions of a branch many times slower than those outside of
+        one. There a rule that does something else at each `every`-th optimizer step gets two
+        compiled steps, and the host chooses.
+        """
+        make = super().make_train_function  # type: ignore[misc]
+        compiled = not self.run_eagerly and self.jit_compile and self.steps_per_execution == 1
+        every = self._attachment.rule.every
+        if every == 1 or not compiled or jax.default_backend() != "cpu":
+            make(force=force)
+            return
+        if self.train_function is not None and not force:
+            return
+        functions = {}
+        for is_due in (True, False):
+            # A function of its own, or JAX takes the second step for the first.
+            vars(self)["train_step"] = functools.partial(self._known_step, is_due)
+            try:
+                make(force=True)
+            finally:
+                del vars(self)["train_step"]
+            functions[is_due] = self.train_function
+
+        def train_function(state: Any, data: Any) -> Any:
+            at = [v is self.optimizer.iterations for v in self.optimizer.variables].index(True)
+            return functions[int(state[2][at]) % every == 0](state, data)
+
+        self.train_function = train_function
+
+    def _known_step(self, is_due: bool, state: Any, data: Any) -> tuple[dict[str, Tensor], Any]:
+        self._is_due = is_due
+        try:
+            return type(self).train_step(self, state, data)
+        finally:
+            self._is_due = None
 
     def train_step(self, state: Any, data: Any) -> tuple[dict[str, Tensor], Any]:
         """Trains on one batch, with the gradients of the gradient rule.
@@ -70,7 +115,7 @@ class TrainStep:
         ]
         with keras.StatelessScope(state_mapping=mapping) as scope:
             gradients = self._attachment.gradients(
-                loss, first, self.trainable_variables, evaluate, self.optimizer
+                loss, first, self.trainable_variables, evaluate, self.optimizer, self._is_due
             )
         own = [scope.get_current_value(variable) for variable in variables]
         new_metrics = [scope.get_current_value(variable) for variable in self.metrics_variables]

@@ -12,7 +12,7 @@ from keras_groupopt import kernels, sharpness
 from keras_groupopt.arguments import check_count
 from keras_groupopt.selectors import default_exclude_from_decay
 from keras_groupopt.training.batch import Batch
-from keras_groupopt.training.gradient_rule import GradientRule, Hyperparameter, is_due
+from keras_groupopt.training.gradient_rule import GradientRule, Hyperparameter
 
 Tensor = Any
 _register = keras.saving.register_keras_serializable(package="keras_groupopt")
@@ -191,7 +191,7 @@ class LookSAM(GradientRule):
 
     def gradients(self, batch: Batch) -> Sequence[Tensor]:
         """Returns SAM's gradients, or those of the batch with what was kept of SAM's."""
-        due = is_due(batch.step, self.every)
+        due = batch.is_due
         gradients = [kernels.dense(gradient) for gradient in batch.gradients]
         count = len(gradients)
         second = batch.gradients_at(

@@ -43,9 +43,11 @@ def in_turn(
             order.shuffle(names)
             for name in names:
                 wall, cpu = time.perf_counter(), time.process_time()
-                part = steps[name]()
+                own = steps[name]()
+                # Other steps return what they did.
+                own = own if isinstance(own, tuple) else None
                 whole = 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
-                for clock, value in zip(("wall", "cpu"), part or whole, strict=True):
+                for clock, value in zip(("wall", "cpu"), own or whole, strict=True):
                     times[name][clock].append(value)
     finally:
         gc.enable()

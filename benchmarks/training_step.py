@@ -199,7 +199,7 @@ def measure_memory(name: str, settings: argparse.Namespace) -> dict[str, Any]:
     x, y = data(settings)
     options = {"batch_size": settings.batch, "shuffle": False, "verbose": 0}
     weights = sum(int(np.prod(v.shape)) * 4 for v in model.trainable_variables)
-    result: dict[str, Any] = {"weights_mib": round(weights / MEBIBYTE, 1)}
+    result: dict[str, Any] = {"weights_mib": round(weights / MEBIBYTE, 4)}
     if keras.backend.backend() == "jax":
         # XLA says what it plans, which no noise blurs.
         return result | {"compiled_mib": compiled_mebibytes(model, x, y, settings)}

@@ -202,6 +202,14 @@ There are two ways to accumulate, and one mistake:
 * `no_sync` with `gradient_accumulation_steps=4` is wrong: `apply` would take in gradients of one
   process alone, and the processes would drift apart.
 
+A model with a gradient rule (SAM) takes both passes in `compute_gradients`, and neither if the loop
+calls `backward` itself. Call the wrapped model in it, or nothing is reduced:
+
+```python
+_, gradients = model.compute_gradients(lambda: loss(labels, call(images)))
+model.optimizer.apply(gradients, model.trainable_variables)
+```
+
 With `kgo.LossScaleOptimizer(optimizer)`, call `optimizer.scale_loss(loss).backward()`. An overflow
 in one process is in the mean, so all of them skip the step. Save in one process and load in all:
 

@@ -267,10 +267,12 @@ def scalars_to_keep(saved: Mapping[str, Any], now: Mapping[str, Any]) -> set[str
     for key, value in now.items():
         if key not in saved or saved[key] != value:
             kept.add(key)
+            if key not in saved:
+                continue
             _logger.warning(
                 "%s: declared as %s when it was saved, now %s; the present declaration counts.",
                 key.lstrip("@"),
-                saved.get(key),
+                saved[key],
                 value,
             )
     return kept

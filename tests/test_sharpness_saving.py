@@ -231,6 +231,24 @@ def test_selectors_of_a_rule_are_saved_as_what_they_choose():
 # What is refused ----------------------------------------------------------------------------------
 
 
+class Returns(kgo.GradientRule):
+    """Returns whatever a function makes of the batch."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def gradients(self, batch: kgo.Batch) -> Any:
+        return self.function(batch)
+
+
+class Unmade(kgo.GradientRule):
+    """Leaves its base class out."""
+
+    def __init__(self) -> None:
+        pass
+
+
 class Two(kgo.GradientRule):
     """Returns another number of gradients, or takes another number of perturbations."""
 
@@ -343,23 +361,64 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "another number of gradients": (
         lambda: trained(Two(late=True)),
         ValueError,
-        r"one gradient per gradient of the batch\. Received: 1 of 2 from Two",
+        r"`Two\.gradients` must return a list of one tensor per variable.*Received: 1 for 2",
     ),
     "another number of perturbations": (
         lambda: trained(Two(late=False)),
         ValueError,
-        r"`perturbations` must hold one tensor per variable.*Received: 1 for 2",
+        r"`perturbations` must be a list of one tensor per variable.*Received: 1 for 2",
     ),
     "a subclassed model": (
         lambda: kgo.sharpness_aware(saving_models.subclassed(), kgo.SAM()),
         TypeError,
         r"Received: Subclassed.*Make it `class Subclassed\(kgo\.SharpnessAware, \.\.\.\)`",
     ),
-    "no model": (lambda: kgo.sharpness_aware("model", kgo.SAM()), TypeError, r"Received: str"),
+    "no model": (lambda: kgo.sharpness_aware("m", kgo.SAM()), TypeError, r"Received: model='m'"),
+    "swapped": (lambda: kgo.sharpness_aware(kgo.SAM(), network()), TypeError, "Swap the arguments"),
     "a rule of the base class": (
         lambda: trained(kgo.GradientRule()),
         NotImplementedError,
-        "",
+        r"`gradients\(self, batch\)` must be defined",
+    ),
+    "gradients of another shape": (
+        lambda: trained(Returns(lambda batch: [ops.mean(g) for g in batch.gradients])),
+        ValueError,
+        r"of its shape\. Received: shape \[\] for .* of shape \[",
+    ),
+    "no gradients": (
+        lambda: trained(Returns(lambda batch: None)),
+        TypeError,
+        r"`Returns\.gradients` must return a list.*Received: None",
+    ),
+    "a number that is not declared": (
+        lambda: trained(Returns(lambda batch: [batch.scalar("rho")])),
+        KeyError,
+        r"`rho` must be a `kgo\.Hyperparameter\(\)`",
+    ),
+    "a slot that is not declared": (
+        lambda: trained(Returns(lambda batch: batch.keep("v", batch.gradients))),
+        KeyError,
+        r"`v` must be one of `slots`",
+    ),
+    "a rule that was not made": (
+        lambda: kgo.sharpness_aware(network(), Unmade()),
+        TypeError,
+        r"`Unmade\.__init__` must call `super\(\)\.__init__",
+    ),
+    "a rule by position": (
+        lambda: kgo.SharpnessAwareSequential([], kgo.SAM()),
+        TypeError,
+        r"must be passed by name",
+    ),
+    "the mixin after the model's class": (
+        lambda: type("Late", (keras.Sequential, kgo.SharpnessAware), {}),
+        TypeError,
+        r"must come before the model's class.*Late\(Sequential, SharpnessAware\)",
+    ),
+    "the mixin alone": (
+        lambda: type("Alone", (kgo.SharpnessAware,), {})(),
+        TypeError,
+        r"beside a model's class\. Received: Alone",
     ),
 }
 
@@ -391,7 +450,8 @@ def test_a_rule_that_is_not_registered_cannot_be_loaded_and_says_so(tmp_path):
         pass
 
     model = compiled(Unregistered(0.1))
-    model.save(tmp_path / "run.keras")
+    with pytest.warns(UserWarning, match="Unregistered is not registered: `load_model` will need"):
+        model.save(tmp_path / "run.keras")
     with pytest.raises(TypeError, match="Unregistered"):
         keras.saving.load_model(tmp_path / "run.keras")
     loaded = keras.saving.load_model(

@@ -172,6 +172,11 @@ def add_scaled(first: Sequence[Tensor], second: Sequence[Tensor], factor: Tensor
     ]
 
 
+def has_replicas() -> bool:
+    """Whether this runs in one of several replicas."""
+    return False
+
+
 def shares_of_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
     """Returns what replicas sum up to `gradients`, of which each has the whole."""
     return list(gradients)

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from keras_groupopt.kernels.tensorflow_replicas import assign_on_replicas as assign_on_replicas
 from keras_groupopt.kernels.tensorflow_replicas import beside as beside
+from keras_groupopt.kernels.tensorflow_replicas import has_replicas as has_replicas
 from keras_groupopt.kernels.tensorflow_replicas import loss_of_all as loss_of_all
 from keras_groupopt.kernels.tensorflow_replicas import once as once
 from keras_groupopt.kernels.tensorflow_replicas import over_replicas as over_replicas

@@ -128,6 +128,11 @@ def _replicas() -> Any:
     return tf.distribute.get_replica_context()
 
 
+def has_replicas() -> bool:
+    """Whether this runs in one of several replicas."""
+    return _replicas() is not None
+
+
 def shares_of_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
     """Returns what replicas sum up to `gradients`, of which each has the whole."""
     if _replicas() is None:
@@ -197,6 +202,7 @@ def beside(variables: Sequence[Any]) -> AbstractContextManager[Any]:
                 f"replica of {type(tf.distribute.get_strategy()).__name__}. Call "
                 "`optimizer.build(model.trainable_variables)` under `strategy.scope()` first."
             )
+        _strategy_of(variables)
         return contextlib.nullcontext()
     strategies = [strategy for v in variables if (strategy := _owner(v)) is not None]
     return strategies[0].scope() if strategies else contextlib.nullcontext()

@@ -47,8 +47,8 @@ class Attachment:
         self._model = weakref.ref(model)
         self.rule = rule
         rule._attachment = weakref.ref(self)
-        self.gap = keras.metrics.Mean(name="sam_gap")
-        self.norm = keras.metrics.Mean(name="gradient_norm")
+        self.gap = _MeanOrNaN(name="sam_gap")
+        self.norm = _MeanOrNaN(name="gradient_norm")
         # Whether the training step was ever made: a subclass may have replaced it.
         self.used = False
         self._optimizer: Any = None
@@ -112,7 +112,8 @@ class Attachment:
             raise TypeError(
                 f"{type(rule).__name__} keeps state beside each weight, for which the optimizer "
                 f"must be a GroupedOptimizer. Received: {type(optimizer).__name__}. Compile with "
-                "`kgo.GroupedOptimizer(model=model, ...)`, or `kgo.from_optimizer(optimizer)`."
+                "`kgo.GroupedOptimizer(model=model, ...)`, or take the optimizer over by "
+                "`kgo.from_optimizer(optimizer, model)`."
             )
         parts = optimizer._parts if own else None
         if parts is not None and self._keeps(parts):
@@ -243,7 +244,10 @@ class Attachment:
         perturbed = [place for place in moving if id(variables[place]) in reached]
         if not perturbed:
             return list(first)
-        passes = _Passes(loss, list(first), present, perturbed, evaluate)
+        merges = kernels.has_replicas() and any(
+            getattr(layer, "synchronized", False) for layer in walk.layers(self.model)
+        )
+        passes = _Passes(loss, list(first), present, perturbed, evaluate, merges)
         step = ops.convert_to_tensor(optimizer.iterations)
         if is_due is None:
             is_due = ops.equal(ops.cast(step, "int32") % self.rule.every, 0)
@@ -257,12 +261,8 @@ class Attachment:
             is_due,
             scale,
         )
-        changed = list(self.rule.gradients(batch))
-        if len(changed) != len(perturbed):
-            raise ValueError(
-                "A gradient rule must return one gradient per gradient of the batch. Received: "
-                f"{len(changed)} of {len(perturbed)} from {type(self.rule).__name__}."
-            )
+        where = f"`{type(self.rule).__name__}.gradients` must return"
+        changed = batch.checked(self.rule.gradients(batch), where)
         second = summed | passes.last | dict(zip(perturbed, changed, strict=True))
         if passes.made is not None:
             gap = passes.loss - ops.cast(loss, passes.loss.dtype)
@@ -290,6 +290,7 @@ class _Passes:
         present: list[int],
         perturbed: list[int],
         evaluate: Evaluate,
+        merges: bool,
     ) -> None:
         self.loss = loss
         self.last: dict[int, Tensor] = {}
@@ -299,6 +300,7 @@ class _Passes:
         self._present = present
         self._perturbed = perturbed
         self._evaluate = evaluate
+        self._merges = merges
 
     def take(
         self, perturbations: Callable[[], list[Tensor]], only_if: Tensor | None
@@ -317,6 +319,9 @@ class _Passes:
 
         if only_if is None:
             results = another()
+        elif self._merges and kernels.known(only_if) is None:
+            # Replicas cannot merge in a branch.
+            results = kernels.select(only_if, another(), none())
         else:
             results = kernels.either(only_if, another, none)
         missing = [p for p, result in zip(present, results[1:], strict=True) if result is None]
@@ -331,6 +336,17 @@ class _Passes:
         summed = map(kernels.combine_repeated_rows, kernels.sum_over_replicas(results[1:]))
         self.last = dict(zip(present, summed, strict=True))
         return [self.last[place] for place in self._perturbed]
+
+
+class _MeanOrNaN(keras.metrics.Mean):
+    """A mean that is NaN, rather than 0, where there is nothing to take it of."""
+
+    def result(self) -> Tensor:
+        """Returns the mean."""
+        count = ops.convert_to_tensor(self.count)
+        nothing = ops.equal(count, 0)
+        mean = self.total / ops.where(nothing, ops.ones_like(count), count)
+        return ops.where(nothing, ops.full_like(mean, float("nan")), mean)
 
 
 class _Owner:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from keras import ops
 
 from keras_groupopt import kernels
@@ -65,7 +66,7 @@ class Batch:
 
     def scalar(self, name: str) -> Tensor:
         """Returns a hyperparameter of the rule at this step, a float32 scalar."""
-        return self._state.scalars[name].at(self.step)
+        return _named(self._state.scalars, name, "a `kgo.Hyperparameter()`").at(self.step)
 
     def selected(self, selector: Any) -> list[bool]:
         """Returns, per variable, whether a selector of the rule chooses it."""
@@ -94,20 +95,43 @@ class Batch:
             ValueError: If there are more or fewer perturbations than variables.
         """
 
-        def checked() -> list[Tensor]:
-            given = list(perturbations() if callable(perturbations) else perturbations)
-            if len(given) != len(self.variables):
-                raise ValueError(
-                    "`perturbations` must hold one tensor per variable of the batch. Received: "
-                    f"{len(given)} for {len(self.variables)} variables."
-                )
-            return given
+        def given() -> list[Tensor]:
+            values = perturbations() if callable(perturbations) else perturbations
+            return self.checked(values, "`perturbations` must be")
 
-        return self._evaluate(checked, only_if)
+        return self._evaluate(given, only_if)
+
+    def checked(self, values: Any, what: str) -> list[Tensor]:
+        """Returns values as tensors, if they are one per variable and of its shape.
+
+        Args:
+            values: The values.
+            what: How the error begins.
+
+        Raises:
+            ValueError: If there are more or fewer, or a shape differs.
+            TypeError: If they are no list.
+        """
+        rule = f"{what} a list of one tensor per variable of the batch, of its shape."
+        if not isinstance(values, (list, tuple)):
+            raise TypeError(f"{rule} Received: {values!r} of type {type(values).__name__}.")
+        if len(values) != len(self.variables):
+            raise ValueError(f"{rule} Received: {len(values)} for {len(self.variables)} variables.")
+        tensors = []
+        for variable, value in zip(self.variables, values, strict=True):
+            shape, wanted = tuple(getattr(value, "shape", ())), tuple(variable.shape)
+            if shape != wanted:
+                raise ValueError(
+                    f"{rule} Received: shape {list(shape)} for {variable.path} of shape "
+                    f"{list(wanted)}."
+                )
+            array = isinstance(value, np.ndarray)
+            tensors.append(ops.convert_to_tensor(value) if array else value)
+        return tensors
 
     def kept(self, slot: str) -> list[Tensor]:
         """Returns what `keep` was given last, or zeros; of at least float32."""
-        own = self._state.slots[slot]
+        own = _named(self._state.slots, slot, "one of `slots`")
         return [ops.convert_to_tensor(own[id(variable)]) for variable in self.variables]
 
     def keep(self, slot: str, values: Sequence[Tensor]) -> None:
@@ -117,7 +141,7 @@ class Batch:
             slot: One of the rule's `slots`.
             values: Tensors of the variables' shapes. Where one is not finite, nothing is kept.
         """
-        own = self._state.slots[slot]
+        own = _named(self._state.slots, slot, "one of `slots`")
         finite = ops.isfinite(ops.square(kernels.global_norm(values)))
         if kernels.known(finite) is False:
             return
@@ -127,3 +151,12 @@ class Batch:
                 for value, before in zip(values, self.kept(slot), strict=True)
             ]
         kernels.assign_on_replicas([own[id(v)] for v in self.variables], values)
+
+
+def _named(known: Mapping[str, Any], name: str, what: str) -> Any:
+    if name not in known:
+        raise KeyError(
+            f"`{name}` must be {what} of the gradient rule. Received: {name!r}; it has "
+            f"{', '.join(map(repr, known)) or 'none'}."
+        )
+    return known[name]

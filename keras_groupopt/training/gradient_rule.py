@@ -48,6 +48,7 @@ class Hyperparameter:
         return rule._present(self._name)
 
     def __set__(self, rule: Any, value: Any) -> None:
+        check_made(rule)
         rule._declare(self._name, value)
 
 
@@ -110,12 +111,17 @@ class GradientRule:
         Args:
             batch: The gradients of the first pass, and a way to take another one.
         """
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"`gradients(self, batch)` must be defined. Received: {type(self).__name__}, without."
+        )
 
     @property
     def label(self) -> str:
         """The rule with its present hyperparameters, as text."""
         pairs = [f"{name}={describe_scalar(getattr(self, name))}" for name in self._declared]
+        excluded = self.exclude_from_perturbation
+        if isinstance(excluded, Selector):
+            pairs.append(f"exclude_from_perturbation={excluded.describe()}")
         return f"{type(self).__name__}({', '.join(pairs)})"
 
     def __repr__(self) -> str:
@@ -203,6 +209,20 @@ class GradientRule:
         rule = cls(**arguments)
         rule._current = dict(current)
         return rule
+
+
+def check_made(rule: GradientRule) -> None:
+    """Refuses a rule whose `__init__` did not call that of its base class.
+
+    Raises:
+        TypeError: If it did not.
+    """
+    if "_declared" not in vars(rule):
+        name = type(rule).__name__
+        raise TypeError(
+            f"`{name}.__init__` must call `super().__init__(exclude_from_perturbation)` first. "
+            f"Received: a {name} that was not made."
+        )
 
 
 @keras.saving.register_keras_serializable(package="keras_groupopt")

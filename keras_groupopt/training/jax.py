@@ -81,6 +81,18 @@ class TrainStep:
     def train_step(self, state: Any, data: Any) -> tuple[dict[str, Tensor], Any]:
         """Trains on one batch, with the gradients of the gradient rule.
 
+        For a training loop of one's own, of a compiled model, once
+        `model.optimizer.build(model.trainable_variables)` was called:
+
+            lists = (model.trainable_variables, model.non_trainable_variables,
+                     model.optimizer.variables, model.metrics_variables)
+            state = tuple([variable.value for variable in variables] for variables in lists)
+            step = jax.jit(model.train_step)
+            logs, state = step(state, (x, y))          # for each batch
+            for variables, values in zip(lists, state):    # at the end
+                for variable, value in zip(variables, values):
+                    variable.assign(value)
+
         Args:
             state: Values of the trainable, non-trainable, optimizer and metrics variables.
             data: What `fit` takes from the data: `x`, `(x, y)` or `(x, y, sample_weight)`.

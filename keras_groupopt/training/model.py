@@ -11,7 +11,7 @@ import keras
 from keras_groupopt import _compat
 from keras_groupopt.arguments import is_schedule
 from keras_groupopt.training.attachment import Attachment
-from keras_groupopt.training.gradient_rule import GradientRule, SingleGradient
+from keras_groupopt.training.gradient_rule import GradientRule, SingleGradient, check_made
 
 _register = keras.saving.register_keras_serializable(package="keras_groupopt")
 _backend = importlib.import_module(f"keras_groupopt.training.{keras.backend.backend()}")
@@ -22,7 +22,8 @@ _OWN_TRAINING = ("call", "compute_loss", "compute_metrics", "test_step", "train_
 class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
     """Mixin for models: `fit` trains with the gradients of a gradient rule.
 
-    Put it before the model's class, and pass `gradient_rule=` to its `__init__`:
+    Put it before the model's class, and pass `gradient_rule=` on to its `__init__`, as in the
+    example; without a rule the model trains plainly:
 
         class Classifier(kgo.SharpnessAware, keras.Model): ...
 
@@ -35,8 +36,10 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
     gets these, and skips the step as it does any other.
 
     The logs of `fit` get `gradient_norm`, the mean norm of the batches' gradients over all groups
-    that move, and, with a rule that perturbs, `sam_gap`, the mean of the perturbed loss minus the
-    loss.
+    that move, also of variables that are not perturbed; and, with a rule that perturbs, `sam_gap`,
+    the mean of the perturbed loss minus the loss over the batches that took a second pass. Each is
+    NaN where no batch was finite, or none took that pass. Evaluation takes one pass, and logs
+    neither.
 
     Saved with the model are the rule and its present numbers, in `.keras` files; with a
     `GroupedOptimizer` they are optimizer state, too. Weights files fit the plain model.
@@ -73,10 +76,31 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
         self, *args: Any, gradient_rule: GradientRule | None = None, **kwargs: Any
     ) -> None:
         rule = SingleGradient() if gradient_rule is None else gradient_rule
+        if any(isinstance(argument, GradientRule) for argument in args):
+            raise TypeError(
+                "A gradient rule must be passed by name. Received: one by position. Write "
+                "`gradient_rule=`."
+            )
         _check_rule(rule)
+        if not isinstance(self, keras.Model):
+            raise TypeError(
+                "`kgo.SharpnessAware` must be a base beside a model's class. Received: "
+                f"{type(self).__name__}, which is no model. Write `class {type(self).__name__}"
+                "(kgo.SharpnessAware, keras.Model)`."
+            )
         super().__init__(*args, **kwargs)
         self._evaluating = False
         self._attachment = Attachment(rule, self)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        order = cls.__mro__
+        if keras.Model in order and order.index(keras.Model) < order.index(SharpnessAware):
+            names = ", ".join(base.__name__ for base in cls.__bases__)
+            raise TypeError(
+                "`kgo.SharpnessAware` must come before the model's class, or it has no part in "
+                f"training. Received: class {cls.__name__}({names})."
+            )
 
     @property
     def gradient_rule(self) -> GradientRule:
@@ -193,6 +217,14 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
 
     def get_config(self) -> dict[str, Any]:
         """Returns the model's config, with the gradient rule's."""
+        cls = type(self.gradient_rule)
+        if keras.saving.get_registered_object(keras.saving.get_registered_name(cls)) is not cls:
+            warnings.warn(
+                f"{cls.__name__} is not registered: `load_model` will need "
+                f"`custom_objects={{'{cls.__name__}': {cls.__name__}}}`. Decorate it with "
+                "`@keras.saving.register_keras_serializable()`.",
+                stacklevel=2,
+            )
         rule = keras.saving.serialize_keras_object(self.gradient_rule)
         return {**super().get_config(), "gradient_rule": rule}
 
@@ -287,7 +319,13 @@ def sharpness_aware(model: Any, rule: GradientRule) -> Any:
     >>> trained.get_layer("head") is model.get_layer("head")
     True
     """
-    _check_rule(rule)
+    _check_rule(rule, "rule")
+    if not isinstance(model, keras.Model):
+        swapped = isinstance(model, GradientRule)
+        advice = "Swap the arguments." if swapped else "Pass a model that was made."
+        raise TypeError(
+            f"`model` must be a functional or Sequential model. Received: model={model!r}. {advice}"
+        )
     plain: Any = keras.Sequential if isinstance(model, keras.Sequential) else _compat.Functional
     known = type(model) in (SharpnessAwareModel, SharpnessAwareSequential)
     own = [
@@ -311,11 +349,15 @@ def sharpness_aware(model: Any, rule: GradientRule) -> Any:
     return SharpnessAwareModel(inputs, outputs, name=model.name, gradient_rule=rule)
 
 
-def _check_rule(rule: Any) -> None:
+def _check_rule(rule: Any, argument: str = "gradient_rule") -> None:
     if not isinstance(rule, GradientRule):
+        swapped = isinstance(rule, keras.Model)
         example = rule.__name__ if isinstance(rule, type) else "kgo.SAM"
-        raise TypeError(
-            "`gradient_rule` must be a `kgo.GradientRule`. Received: "
-            f"gradient_rule={rule!r} of type {type(rule).__name__}. Pass an instance, such as "
-            f"`{example}(...)`."
+        advice = (
+            "Swap the arguments." if swapped else f"Pass an instance, such as `{example}(...)`."
         )
+        raise TypeError(
+            f"`{argument}` must be a `kgo.GradientRule`. Received: "
+            f"{argument}={rule!r} of type {type(rule).__name__}. {advice}"
+        )
+    check_made(rule)

@@ -47,18 +47,39 @@ class StatefulTrainStep:
     def compute_gradients(self, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Returns the loss of a batch, and the gradients that the gradient rule makes of it.
 
-        For a training loop of one's own (TensorFlow and torch):
+        For a training loop of one's own, of a compiled model (TensorFlow and torch):
 
-            loss, gradients = model.compute_gradients(lambda: loss_function(y, model(x)))
+            loss, gradients = model.compute_gradients(
+                lambda: loss_function(y, model(x, training=True)))
             model.optimizer.apply(gradients, model.trainable_variables)
 
+        On JAX such a loop calls `model.train_step(state, data)`.
+
         Args:
-            compute_loss: Returns the loss, a scalar tensor. It is called once per pass.
+            compute_loss: Returns the loss, a scalar tensor. It is called once per pass. With
+                torch's `DistributedDataParallel` call the wrapped model in it.
 
         Returns:
             The loss of the first pass, and one gradient of the scaled loss per trainable variable;
             `None` where there is none.
+
+        Raises:
+            ValueError: If the model is not compiled.
+            TypeError: If `compute_loss` is no function.
         """
+        if not callable(compute_loss):
+            raise TypeError(
+                "`compute_loss` must be a function that returns the loss, as it is called once per "
+                f"pass. Received: compute_loss={compute_loss!r}. Write `lambda: ...`."
+            )
+        if getattr(self, "optimizer", None) is None:
+            raise ValueError(
+                "`compute_gradients` needs a compiled model, whose optimizer scales the loss. "
+                "Received: one that is not. Call `model.compile(optimizer=...)`."
+            )
+        return self._passes(compute_loss)
+
+    def _passes(self, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
         variables = list(self.trainable_variables)
         loss, first, scope = self._pass(compute_loss, variables, [None] * len(variables))
 

@@ -19,8 +19,8 @@ class TrainStep(StatefulTrainStep):
 
     buffers: Any
 
-    def compute_gradients(self, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """As on TensorFlow; what torch itself draws and counts is the first pass's, too."""
+    def _passes(self, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Takes the passes; what torch itself draws and counts is the first's, too."""
         before = kernels.random_states()
         passes = 0
 
@@ -45,7 +45,7 @@ class TrainStep(StatefulTrainStep):
 
         states: list[Any] = []
         try:
-            return super().compute_gradients(first_or_again)
+            return super()._passes(first_or_again)
         finally:
             if passes > 1:
                 kernels.restore_random_states(states)

@@ -294,6 +294,12 @@ def test_a_model_or_optimizer_made_outside_of_the_scope_is_refused(strategy):
     model.compile(outside, loss="mse")
     with pytest.raises(ValueError, match="must be made under the strategy"):
         fit(model)
+    alone = made(row)
+    with (
+        strategy.scope(),
+        pytest.raises(ValueError, match=r"must be made under the strategy.*a/kernel"),
+    ):
+        kgo.GroupedOptimizer(model=alone, **row).build(alone.trainable_variables)
 
 
 def test_a_build_within_a_replica_says_where_to_build(strategy):

@@ -47,6 +47,13 @@ def constrained() -> keras.Model:
     return keras.Sequential([keras.Input((4,)), hidden, Halves(), layers.Dense(2, name="d")])
 
 
+def synchronized() -> keras.Model:
+    """Statistics of the whole batch, for which replicas merge within a pass."""
+    norm = layers.BatchNormalization(synchronized=True, name="c")
+    hidden = layers.Dense(5, use_bias=False, name="b")
+    return keras.Sequential([keras.Input((4,)), hidden, norm, layers.Dense(2, name="d")])
+
+
 def mixed() -> keras.Model:
     """Float16 layers, for which `compile` scales the loss by itself."""
     keras.config.set_dtype_policy("mixed_float16")
@@ -122,6 +129,11 @@ ROWS: dict[str, dict[str, Any]] = {
     "SAM": WHOLE | {"rule_of_gradients": lambda: kgo.SAM(0.1), "broken": 2},
     "ASAM": {"rule_of_gradients": lambda: kgo.ASAM(0.5), "global_clipnorm": 0.3},
     "LookSAM": {"rule_of_gradients": lambda: kgo.LookSAM(0.5, every=3), "wrap": scaled},
+    "LookSAM, merging in a pass": {
+        "rule_of_gradients": lambda: kgo.LookSAM(0.5, every=2),
+        "model": synchronized,
+        "groups": each(b=sgd(), c=sgd(), d=sgd()),
+    },
     "GSAM, an embedding": {"rule_of_gradients": lambda: kgo.GSAM(0.1), "model": embedded},
     "SAM, loss scale of Keras": {
         "rule_of_gradients": lambda: kgo.SAM(0.1),

@@ -119,11 +119,10 @@ class Batch:
             raise ValueError(f"{rule} Received: {len(values)} for {len(self.variables)} variables.")
         tensors = []
         for variable, value in zip(self.variables, values, strict=True):
-            shape, wanted = tuple(getattr(value, "shape", ())), tuple(variable.shape)
-            if shape != wanted:
+            if not _fits(getattr(value, "shape", ()), variable.shape):
                 raise ValueError(
-                    f"{rule} Received: shape {list(shape)} for {variable.path} of shape "
-                    f"{list(wanted)}."
+                    f"{rule} Received: shape {list(getattr(value, 'shape', ()))} for "
+                    f"{variable.path} of shape {list(variable.shape)}."
                 )
             array = isinstance(value, np.ndarray)
             tensors.append(ops.convert_to_tensor(value) if array else value)
@@ -160,3 +159,11 @@ def _named(known: Mapping[str, Any], name: str, what: str) -> Any:
             f"{', '.join(map(repr, known)) or 'none'}."
         )
     return known[name]
+
+
+def _fits(shape: Any, wanted: Sequence[int]) -> bool:
+    """Whether a shape may be the one that is wanted; a compiled step may not know all of it."""
+    if getattr(shape, "rank", 0) is None:
+        return True
+    pairs = zip(tuple(shape), wanted, strict=False)
+    return len(shape) == len(wanted) and all(own in (None, size) for own, size in pairs)

@@ -16,6 +16,8 @@ from keras_groupopt.hyperparameters import Scalar
 
 # No rule of a group and nothing of the optimizer's own has such names.
 PREFIX = "@gradient_rule:"
+# In a manifest's declared values: whose the rest is.
+RULE = "@gradient_rule"
 
 
 @dataclasses.dataclass(frozen=True)

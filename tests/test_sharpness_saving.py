@@ -114,6 +114,21 @@ def test_a_rule_in_a_file_tells_what_the_code_does_not_declare_alike(tmp_path):
     assert other.gradient_rule.rho == 0.3
 
 
+@pytest.mark.parametrize("way", ["optimizer", "file"])
+def test_the_numbers_of_another_rule_are_not_taken_for_those_of_this_one(way, tmp_path, caplog):
+    model = fit(compiled(kgo.SAM(0.2)))
+    model.gradient_rule.rho = 0.4
+    if way == "optimizer":
+        other = kgo.sharpness_aware(model, kgo.ASAM(0.2))
+        other.compile(optimizer=model.optimizer, loss="mse")
+    else:
+        model.save_weights(tmp_path / "run.weights.h5")
+        other = again(tmp_path / "run.weights.h5", lambda: compiled(kgo.ASAM(0.2)))
+        other.optimizer.build(other.trainable_variables)
+    assert other.gradient_rule.rho == 0.2
+    assert "gradient_rule" not in caplog.text
+
+
 PLAIN: dict[str, Callable[[], Any]] = {
     "plain": lambda: saving_models.compiled(),
     "SAM": lambda: compiled(kgo.SAM(0.2)),

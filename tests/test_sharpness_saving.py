@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import pathlib
+import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 

@@ -246,19 +246,64 @@ def test_selectors_of_a_rule_are_saved_as_what_they_choose():
         np.testing.assert_array_equal(value, expected)
 
 
+# A rule before and after its model is compiled ----------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [sgd, lambda model: keras.optimizers.SGD(1.0)])
+def test_a_rho_that_is_set_before_the_optimizer_is_built_counts(make):
+    model = kgo.sharpness_aware(weights_model(a=3.0, b=4.0), kgo.SAM(0.1))
+    model.compile(optimizer=make(model), loss=half_square)
+    model.gradient_rule.rho = 0.5
+    assert model.gradient_rule.rho == 0.5
+    step_on_weights(model)
+    np.testing.assert_allclose(values_of(model), [-0.3, -0.4], rtol=1e-5)
+    assert model.gradient_rule.rho == 0.5
+
+
+def test_selectors_of_a_rule_may_be_set_until_the_model_is_compiled():
+    rule = kgo.ASAM(0.2)
+    rule.exclude_from_perturbation = "head"
+    rule.adaptive_on = "a kernel"
+    given = kgo.ASAM(0.2, exclude_from_perturbation="head", adaptive_on="a kernel")
+    assert rule.get_config() == given.get_config()
+    with pytest.raises(TypeError, match="In ASAM: `adaptive_on` must be"):
+        rule.adaptive_on = 3
+    assert rule.get_config() == given.get_config()
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.copy, copy.deepcopy, lambda rule: pickle.loads(pickle.dumps(rule))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_a_copy_of_a_rule_has_its_numbers_and_belongs_to_no_model(duplicate):
+    model = fit(compiled(kgo.LookSAM(0.2, every=2)))
+    model.gradient_rule.rho = 0.4
+    rule = duplicate(model.gradient_rule)
+    assert repr(rule) == "LookSAM(rho=0.4, alpha=0.7, every=2)"
+    rule.rho = 0.3
+    assert model.gradient_rule.rho == 0.4
+    assert fit(compiled(rule)).gradient_rule.rho == 0.3
+
+
 # What is refused ----------------------------------------------------------------------------------
 
 
-class Two(kgo.GradientRule):
-    """Returns another number of gradients, or takes another number of perturbations."""
+class Does(kgo.GradientRule):
+    """Does with a batch, and with a zero per variable, what it is told."""
 
-    def __init__(self, late: bool) -> None:
+    slots = ("kept",)
+
+    def __init__(self, what: Callable[[kgo.Batch, list[Any]], Any]) -> None:
         super().__init__()
-        self.late = late
+        self.what = what
 
     def gradients(self, batch: kgo.Batch) -> Any:
-        zeros = [ops.zeros_like(gradient) for gradient in batch.gradients]
-        return batch.gradients_at(zeros)[1:] if self.late else batch.gradients_at(zeros[1:])
+        return self.what(batch, [ops.zeros_like(gradient) for gradient in batch.gradients])
+
+
+def does(what: Callable[[kgo.Batch, list[Any]], Any]) -> Callable[[], None]:
+    return lambda: trained(Does(what))
 
 
 def in_use() -> Any:
@@ -282,6 +327,12 @@ def set_rho(value: Any) -> Callable[[Any], None]:
     return lambda rule: setattr(rule, "rho", value)
 
 
+def set_unbuilt(rule: Any, change: Callable[[Any], None]) -> None:
+    model = kgo.sharpness_aware(weights_model(a=3.0), rule)
+    model.compile(optimizer=sgd(model), loss=half_square)
+    change(rule)
+
+
 def set_rule(rule: Any) -> None:
     rule._attachment().model.gradient_rule = kgo.SAM(0.1)
 
@@ -289,6 +340,17 @@ def set_rule(rule: Any) -> None:
 def trained(rule: Any, optimizer: Any = None) -> None:
     model = kgo.sharpness_aware(weights_model(a=3.0, b=4.0), rule)
     model.compile(optimizer=optimizer or sgd(model), loss=half_square, run_eagerly=True)
+    step_on_weights(model)
+
+
+def unfrozen(rule: Any) -> None:
+    plain = weights_model(a=3.0, b=4.0)
+    model = kgo.sharpness_aware(plain, rule)
+    model.get_layer("b").trainable = False
+    model.compile(optimizer=sgd(model), loss=half_square)
+    step_on_weights(model)
+    model.get_layer("b").trainable = True
+    model.compile(optimizer=model.optimizer, loss=half_square)
     step_on_weights(model)
 
 
@@ -359,14 +421,81 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"LookSAM keeps state beside each weight.*Received: Adam\. Compile with",
     ),
     "another number of gradients": (
-        lambda: trained(Two(late=True)),
+        does(lambda batch, zeros: batch.gradients_at(zeros)[1:]),
         ValueError,
-        r"one gradient per gradient of the batch\. Received: 1 of 2 from Two",
+        r"What Does returns must hold one tensor per variable.*Received: 1 for 2",
+    ),
+    "no gradients": (
+        does(lambda batch, zeros: None),
+        ValueError,
+        r"What Does returns must hold one tensor per variable.*Received: None\.",
+    ),
+    "none among the gradients": (
+        does(lambda batch, zeros: [None, *zeros[1:]]),
+        ValueError,
+        r"What Does returns must.*Received: None for a/kernel of shape \(1, 1\)",
+    ),
+    "gradients of another shape": (
+        does(lambda batch, zeros: [ops.ones((1,)), *zeros[1:]]),
+        ValueError,
+        r"of its shape\. Received: a value of shape \(1,\) for a/kernel of shape \(1, 1\)",
     ),
     "another number of perturbations": (
-        lambda: trained(Two(late=False)),
+        does(lambda batch, zeros: batch.gradients_at(zeros[1:])),
         ValueError,
         r"`perturbations` must hold one tensor per variable.*Received: 1 for 2",
+    ),
+    "perturbations of another shape": (
+        does(lambda batch, zeros: batch.gradients_at([ops.ones((2, 1)), *zeros[1:]])),
+        ValueError,
+        r"`perturbations` must hold.*Received: a value of shape \(2, 1\) for a/kernel",
+    ),
+    "another number of values to keep": (
+        does(lambda batch, zeros: batch.keep("kept", zeros[1:])),
+        ValueError,
+        r"`values` must hold one tensor per variable.*Received: 1 for 2",
+    ),
+    "a slot that is none": (
+        does(lambda batch, zeros: batch.kept("keep")),
+        ValueError,
+        r'`keep` must be a slot of the rule: kept\..*Did you mean "kept"\?',
+    ),
+    "a hyperparameter that is none": (
+        does(lambda batch, zeros: batch.scalar("rho")),
+        ValueError,
+        r"`rho` must be a hyperparameter of the rule: it has none",
+    ),
+    "a schedule set before the build": (
+        lambda: set_unbuilt(kgo.SAM(0.1), with_schedule),
+        TypeError,
+        r"`rho` must be a number once the model is compiled.*kgo\.sharpness_aware",
+    ),
+    "a number in a schedule's place before the build": (
+        lambda: set_unbuilt(kgo.SAM(SCHEDULE), set_rho(0.1)),
+        TypeError,
+        r"`rho` of SAM is a schedule and cannot be set\. Received: 0\.1",
+    ),
+    "a selector set in a compiled model": (
+        lambda: set_unbuilt(
+            kgo.SAM(0.1), lambda rule: setattr(rule, "exclude_from_perturbation", "a")
+        ),
+        AttributeError,
+        r"`exclude_from_perturbation` must be set before the model is compiled",
+    ),
+    "an interval set in a compiled model": (
+        lambda: set_unbuilt(kgo.LookSAM(0.1), lambda rule: setattr(rule, "every", 3)),
+        AttributeError,
+        r"`every` must be set before the model is compiled.*Received: every=3",
+    ),
+    "fit before compile": (
+        lambda: step_on_weights(kgo.sharpness_aware(weights_model(a=1.0), kgo.SAM(SCHEDULE))),
+        ValueError,
+        r"call `compile\(\)`",
+    ),
+    "a variable that trains later, with slots": (
+        lambda: unfrozen(kgo.LookSAM(0.1)),
+        ValueError,
+        r"unknown b/kernel.*`optimizer\.rebuild\(model\)`",
     ),
     "a subclassed model": (
         lambda: kgo.sharpness_aware(saving_models.subclassed(), kgo.SAM()),
@@ -402,6 +531,17 @@ def test_a_training_step_that_leaves_the_rule_out_is_told_of():
     model.compile(optimizer=sgd(model, 0.1), loss="mse")
     with pytest.warns(UserWarning, match=r"SAM\(rho=0\.1\) had no part in this training: OwnStep"):
         fit(model)
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_where_nothing_is_trained_the_training_step_is_not_blamed(epochs):
+    model = kgo.sharpness_aware(weights_model(a=3.0), kgo.SAM(0.1))
+    model.trainable = epochs == 0
+    model.compile(optimizer="sgd", loss=half_square)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step_on_weights(model, epochs=1, initial_epoch=1 - epochs)
+    assert not [w for w in caught if "had no part" in str(w.message)]
 
 
 def test_a_rule_that_is_not_registered_cannot_be_loaded_and_says_so(tmp_path):

@@ -14,7 +14,7 @@ from keras_groupopt.gradient_state import GradientState, Wanted
 from keras_groupopt.group_parts import overwritten_by_gradient
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.selectors import Selector
-from keras_groupopt.training.batch import Batch
+from keras_groupopt.training.batch import Batch, one_per_variable
 from keras_groupopt.training.gradient_rule import GradientRule
 
 Tensor = Any
@@ -76,6 +76,11 @@ class Attachment:
             return self._own
         parts = None if self._optimizer is None else self._optimizer._parts
         return parts.gradient_state if parts is not None and self._keeps(parts) else None
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the model was compiled with the rule as it was declared."""
+        return self._wanted is not None
 
     @property
     def own_variables(self) -> list[Any]:
@@ -240,6 +245,13 @@ class Attachment:
         perturbed = [place for place in moving if id(variables[place]) in reached]
         if not perturbed:
             return list(first)
+        if any(
+            id(variables[place]) not in own
+            for own in self.state.slots.values()
+            for place in perturbed
+        ):
+            # Refuses variables that it does not know, and names them.
+            optimizer.build(list(variables))
         passes = _Passes(loss, list(first), present, perturbed, evaluate)
         batch = Batch(
             [variables[place] for place in perturbed],
@@ -250,12 +262,12 @@ class Attachment:
             ops.convert_to_tensor(optimizer.iterations),
             scale,
         )
-        changed = list(self.rule.gradients(batch))
-        if len(changed) != len(perturbed):
-            raise ValueError(
-                "A gradient rule must return one gradient per gradient of the batch. Received: "
-                f"{len(changed)} of {len(perturbed)} from {type(self.rule).__name__}."
-            )
+        changed = one_per_variable(
+            f"What {type(self.rule).__name__} returns", self.rule.gradients(batch), batch.variables
+        )
+        changed = [
+            _as(gradient, value) for gradient, value in zip(batch.gradients, changed, strict=True)
+        ]
         second = summed | passes.last | dict(zip(perturbed, changed, strict=True))
         if passes.made is not None:
             gap = passes.loss - ops.cast(loss, passes.loss.dtype)
@@ -286,7 +298,7 @@ class _Passes:
     ) -> None:
         self.loss = loss
         self.last: dict[int, Tensor] = {}
-        # Whether the last of them was made, a boolean scalar; `None` if none was asked for.
+        # Whether any of them was made, a boolean scalar; `None` if none was asked for.
         self.made: Tensor | None = None
         self._first = first
         self._present = present
@@ -320,10 +332,20 @@ class _Passes:
                 "changes from one call to the next?"
             )
         self.loss = results[0]
-        self.made = ops.convert_to_tensor(True) if only_if is None else only_if
+        made = ops.convert_to_tensor(True if only_if is None else only_if)
+        self.made = made if self.made is None else ops.logical_or(self.made, made)
         summed = map(kernels.combine_repeated_rows, kernels.sum_over_replicas(results[1:]))
         self.last = dict(zip(present, summed, strict=True))
         return [self.last[place] for place in self._perturbed]
+
+
+def _as(gradient: Tensor, value: Tensor) -> Tensor:
+    """Returns a rule's gradient in the dtype of the gradient that it is for."""
+    dtype = keras.backend.standardize_dtype(gradient.dtype)
+    own = getattr(value, "dtype", None)
+    if own is not None and keras.backend.standardize_dtype(own) == dtype:
+        return value
+    return ops.cast(value, dtype)
 
 
 class _Owner:

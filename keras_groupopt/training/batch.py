@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import difflib
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras import ops
@@ -61,7 +62,7 @@ class Batch:
 
     def scalar(self, name: str) -> Tensor:
         """Returns a hyperparameter of the rule at this step, a float32 scalar."""
-        return self._state.scalars[name].at(self.step)
+        return _named("hyperparameter", name, self._state.scalars).at(self.step)
 
     def selected(self, selector: Any) -> list[bool]:
         """Returns, per variable, whether a selector of the rule chooses it."""
@@ -87,23 +88,19 @@ class Batch:
                 those of the first. Default: always.
 
         Raises:
-            ValueError: If there are more or fewer perturbations than variables.
+            ValueError: If there is not one perturbation of its shape per variable.
         """
 
         def checked() -> list[Tensor]:
-            given = list(perturbations() if callable(perturbations) else perturbations)
-            if len(given) != len(self.variables):
-                raise ValueError(
-                    "`perturbations` must hold one tensor per variable of the batch. Received: "
-                    f"{len(given)} for {len(self.variables)} variables."
-                )
-            return given
+            given = perturbations() if callable(perturbations) else perturbations
+            return one_per_variable("`perturbations`", given, self.variables)
 
-        return self._evaluate(checked, only_if)
+        # TensorFlow takes no Python bool for a condition.
+        return self._evaluate(checked, None if only_if is None else ops.convert_to_tensor(only_if))
 
     def kept(self, slot: str) -> list[Tensor]:
         """Returns what `keep` was given last, or zeros; of at least float32."""
-        own = self._state.slots[slot]
+        own = _named("slot", slot, self._state.slots)
         return [ops.convert_to_tensor(own[id(variable)]) for variable in self.variables]
 
     def keep(self, slot: str, values: Sequence[Tensor]) -> None:
@@ -112,8 +109,12 @@ class Batch:
         Args:
             slot: One of the rule's `slots`.
             values: Tensors of the variables' shapes. Where one is not finite, nothing is kept.
+
+        Raises:
+            ValueError: If there is not one value of its shape per variable.
         """
-        own = self._state.slots[slot]
+        own = _named("slot", slot, self._state.slots)
+        values = one_per_variable("`values`", values, self.variables)
         finite = ops.isfinite(ops.square(kernels.global_norm(values)))
         if kernels.known(finite) is False:
             return
@@ -123,3 +124,48 @@ class Batch:
                 for value, before in zip(values, self.kept(slot), strict=True)
             ]
         kernels.assign_on_replicas([own[id(v)] for v in self.variables], values)
+
+
+def one_per_variable(what: str, values: Any, variables: Sequence[Any]) -> list[Tensor]:
+    """Returns a list of values, after checking that each has the shape of its variable.
+
+    Others would be broadcast, and so be wrong without a word.
+
+    Args:
+        what: What they are, for the error.
+        values: Any iterable.
+        variables: The variables, in order.
+
+    Raises:
+        ValueError: If there is not one value of its shape per variable.
+    """
+    must = f"{what} must hold one tensor per variable of the batch, of its shape."
+    if values is None:
+        raise ValueError(f"{must} Received: None.")
+    given = list(values)
+    if len(given) != len(variables):
+        raise ValueError(f"{must} Received: {len(given)} for {len(variables)} variables.")
+    for value, variable in zip(given, variables, strict=True):
+        shape = () if value is None else getattr(value, "shape", ())
+        # TensorFlow may not know a shape, or a part of it, in a compiled step.
+        if getattr(shape, "rank", 0) is None:
+            continue
+        wanted = tuple(variable.shape)
+        if (
+            value is None
+            or len(shape) != len(wanted)
+            or not all(size is None or size == own for size, own in zip(shape, wanted, strict=True))
+        ):
+            found = "None" if value is None else f"a value of shape {tuple(shape)}"
+            raise ValueError(f"{must} Received: {found} for {variable.path} of shape {wanted}.")
+    return given
+
+
+def _named(kind: str, name: str, known: Mapping[str, Any]) -> Any:
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        raise ValueError(
+            f"`{name}` must be a {kind} of the rule: {', '.join(known) or 'it has none'}. "
+            f'Received: "{name}".' + (f' Did you mean "{near[0]}"?' if near else "")
+        )
+    return known[name]

@@ -107,6 +107,10 @@ class Binding:
                 stacklevel=4,
             )
 
+    def keeps_for(self, wanted: Wanted | None) -> bool:
+        """Whether this was what `keep_for_gradient_rule` was called with last."""
+        return self._declaration.gradient_rule is wanted
+
     def check_model(self, model: Any) -> None:
         """Refuses a model that the built optimizer cannot go on training as it is now.
 

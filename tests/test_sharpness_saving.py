@@ -286,6 +286,24 @@ def test_a_copy_of_a_rule_has_its_numbers_and_belongs_to_no_model(duplicate):
     assert fit(compiled(rule)).gradient_rule.rho == 0.3
 
 
+@pytest.mark.parametrize("train", ["fit", "train_on_batch"])
+def test_an_optimizer_that_went_to_another_rule_is_refused_before_anything_is_lost(train):
+    plain = weights_model(a=3.0)
+    first, second = (kgo.sharpness_aware(plain, kgo.SAM(rho)) for rho in (0.1, 0.2))
+    optimizer = sgd(plain, 0.1)
+    for model in (first, second):
+        model.compile(optimizer=optimizer, loss=half_square)
+        step_on_weights(model)
+    before = values_of(plain)
+    with pytest.raises(ValueError, match="compiled with another model since"):
+        getattr(first, train)(np.ones((1, 1)), np.ones((1, 1)))
+    assert values_of(plain) == before
+    step_on_weights(second)
+    first.compile(optimizer=optimizer, loss=half_square)
+    step_on_weights(first)
+    assert int(optimizer.iterations) == 4
+
+
 # What is refused ----------------------------------------------------------------------------------
 
 

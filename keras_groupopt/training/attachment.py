@@ -134,6 +134,21 @@ class Attachment:
             self._own = GradientState(self._wanted)
             self._own.make_variables(_Owner(self._own_variables), [])
 
+    def check_optimizer(self) -> None:
+        """Refuses an optimizer that keeps what the rule of another model asked for.
+
+        A step that is compiled already would not notice.
+
+        Raises:
+            ValueError: If it does.
+        """
+        if self._optimizer is not None and not self._optimizer.keeps_for(self._wanted):
+            raise ValueError(
+                "The optimizer must keep what this model's gradient rule asks for. Received: one "
+                "that was compiled with another model since. Call `compile` of "
+                f'"{self.model.name}" again, with `optimizer=` as before.'
+            )
+
     # Which variables ----------------------------------------------------------------------------
 
     def reach(self, variables: Sequence[Any]) -> frozenset[int]:
@@ -206,15 +221,10 @@ class Attachment:
             optimizer: The model's optimizer.
         """
         self.used = True
+        self.check_optimizer()
         if self.state is None:
             # TensorFlow's `fit` leaves that to the first step.
             kernels.once(lambda: optimizer.build(list(variables)))
-        if self.state is None:
-            raise ValueError(
-                "The optimizer must keep what this model's gradient rule asks for. Received: one "
-                "that was compiled with another model since. Call `compile` of "
-                f'"{self.model.name}" again, with `optimizer=` as before.'
-            )
         frozen = self._frozen()
         # Scales of float8 training are no gradients.
         present = [

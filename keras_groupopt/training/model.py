@@ -128,6 +128,8 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains the model, as Keras does; warns where the rule had no part in it."""
+        if self.compiled:
+            self._attachment.check_optimizer()
         before = self._radius()
         history: Any = super().fit(*args, **kwargs)
         if before == 0 == self._radius():
@@ -147,6 +149,12 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
                 stacklevel=2,
             )
         return history
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains on one batch, as Keras does."""
+        if self.compiled:
+            self._attachment.check_optimizer()
+        return super().train_on_batch(*args, **kwargs)
 
     def _radius(self) -> float | None:
         """Returns `rho` at the last step done (the first before there is one), if scheduled."""

@@ -132,6 +132,23 @@ def test_the_numbers_of_another_rule_are_not_taken_for_those_of_this_one(way, tm
     assert "gradient_rule" not in caplog.text
 
 
+@pytest.mark.parametrize(("late", "expected"), [(False, 0.4), (True, 0.3)])
+def test_what_is_set_or_loaded_last_counts_where_the_optimizer_is_not_built(
+    late, expected, tmp_path
+):
+    model = fit(compiled(kgo.SAM(0.2)))
+    model.gradient_rule.rho = 0.4
+    model.save_weights(tmp_path / "run.weights.h5")
+    other = compiled(kgo.SAM(0.2))
+    steps = [
+        lambda: setattr(other.gradient_rule, "rho", 0.3),
+        lambda: other.load_weights(tmp_path / "run.weights.h5"),
+    ]
+    for step in reversed(steps) if late else steps:
+        step()
+    assert fit(other).gradient_rule.rho == expected
+
+
 PLAIN: dict[str, Callable[[], Any]] = {
     "plain": lambda: saving_models.compiled(),
     "SAM": lambda: compiled(kgo.SAM(0.2)),
@@ -302,6 +319,26 @@ def test_an_optimizer_that_went_to_another_rule_is_refused_before_anything_is_lo
     first.compile(optimizer=optimizer, loss=half_square)
     step_on_weights(first)
     assert int(optimizer.iterations) == 4
+
+
+def shared(eagerly: bool) -> keras.Model:
+    """Trains a plain model, and one with a rule, in turns with one optimizer."""
+    plain = network()
+    optimizer = kgo.GroupedOptimizer(model=plain, rule="adam", learning_rate=0.01)
+    plain.compile(optimizer=optimizer, loss="mse", run_eagerly=eagerly)
+    fit(plain)
+    other = kgo.sharpness_aware(plain, kgo.LookSAM(0.5, every=2))
+    other.compile(optimizer=optimizer, loss="mse", run_eagerly=eagerly)
+    for model in (other, plain, other, plain):
+        fit(model)
+    return plain
+
+
+def test_a_model_that_was_compiled_before_goes_on_with_the_moments_of_a_shared_optimizer():
+    compiled_step, eager = shared(False), shared(True)
+    assert int(compiled_step.optimizer.iterations) == 15
+    for value, expected in zip(compiled_step.get_weights(), eager.get_weights(), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
 
 
 # What is refused ----------------------------------------------------------------------------------

@@ -82,6 +82,11 @@ class Attachment:
         """Whether the model was compiled with the rule as it was declared."""
         return self._wanted is not None
 
+    def note_late(self, name: str, value: float) -> None:
+        """Notes a number that was set before the optimizer is built."""
+        if self._wanted is not None:
+            self._wanted.late[name] = value
+
     @property
     def own_variables(self) -> list[Any]:
         """What is kept here, as the optimizer does not."""
@@ -225,6 +230,7 @@ class Attachment:
         if self.state is None:
             # TensorFlow's `fit` leaves that to the first step.
             kernels.once(lambda: optimizer.build(list(variables)))
+        state: Any = self.state
         frozen = self._frozen()
         # Scales of float8 training are no gradients.
         present = [
@@ -256,9 +262,7 @@ class Attachment:
         if not perturbed:
             return list(first)
         if any(
-            id(variables[place]) not in own
-            for own in self.state.slots.values()
-            for place in perturbed
+            id(variables[place]) not in own for own in state.slots.values() for place in perturbed
         ):
             # Refuses variables that it does not know, and names them.
             optimizer.build(list(variables))
@@ -268,7 +272,7 @@ class Attachment:
             [summed[place] for place in perturbed],
             passes.take,
             self._choose,
-            self.state,
+            state,
             ops.convert_to_tensor(optimizer.iterations),
             scale,
         )

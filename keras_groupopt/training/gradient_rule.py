@@ -170,6 +170,7 @@ class GradientRule:
             name, self._declared[name], value, type(self).__name__
         )
         self._current[name] = value
+        self._attachment().note_late(name, value)  # type: ignore[misc, union-attr]
 
     def _is_compiled(self) -> bool:
         attachment = None if self._attachment is None else self._attachment()

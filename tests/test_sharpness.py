@@ -270,6 +270,24 @@ def test_a_metric_of_the_users_is_not_hidden_by_one_of_ours(taken):
     assert {"gradient_norm", "sam_gap", "loss"} < set(history)
 
 
+def spectral(rule: Any) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    dense = keras.layers.Dense(2, name="head", kernel_initializer="ones")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.SpectralNormalization(dense)])
+    model = model if rule is None else kgo.sharpness_aware(model, rule)
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("rule", [kgo.SingleGradient, lambda: kgo.SAM(0.0)])
+def test_a_layer_may_set_its_weights_as_in_plain_training(rule):
+    for value, expected in zip(
+        spectral(rule()).get_weights(), spectral(None).get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
 def as_float32(variable: Any) -> np.ndarray:
     return np.array(ops.convert_to_numpy(ops.cast(variable.value, "float32")))
 

@@ -27,6 +27,7 @@ class Binding:
     _var_key: Any
     _built_parts: Any
     rebuild: Any
+    _change_gradient_state: Any
 
     @property
     def plan(self) -> planning.Plan:
@@ -96,6 +97,9 @@ class Binding:
             self.bind(model)
         declaration.gradient_rule = wanted
         try:
+            if self._is_built_for(model):
+                self._change_gradient_state(self._parts, wanted)
+                return
             report = self.rebuild(model)
         except BaseException:
             declaration.gradient_rule = before
@@ -106,6 +110,22 @@ class Binding:
                 f"State of variables that are frozen now was dropped: {wording.listing(dropped)}.",
                 stacklevel=4,
             )
+
+    def _is_built_for(self, model: Any) -> bool:
+        """Whether nothing but a gradient rule's state could come out otherwise in a rebuild."""
+        parts = self._parts
+        if parts is None or parts.plan.provisional or self._declaration.pending is not None:
+            return False
+        present = walk.describe_model(model)
+        own = [id(variable) for variable in model.trainable_variables]
+        paths = {variable.identity: variable.path for variable in present}
+        return own == [id(variable) for variable in parts.variables] and all(
+            paths.get(identity) == path for identity, path in parts.paths.items()
+        )
+
+    def keeps_for(self, wanted: Wanted | None) -> bool:
+        """Whether this was what `keep_for_gradient_rule` was called with last."""
+        return self._declaration.gradient_rule is wanted
 
     def check_model(self, model: Any) -> None:
         """Refuses a model that the built optimizer cannot go on training as it is now.

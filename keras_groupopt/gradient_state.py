@@ -16,6 +16,8 @@ from keras_groupopt.hyperparameters import Scalar
 
 # No rule of a group and nothing of the optimizer's own has such names.
 PREFIX = "@gradient_rule:"
+# In a manifest's declared values: whose the rest is.
+RULE = "@gradient_rule"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Wanted:
     current: Mapping[str, float]
     slots: tuple[str, ...]
     reach: Callable[[Sequence[Any]], Collection[int]]
+    # Numbers that were set after state was loaded that waits for the build.
+    late: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
 class GradientState:
@@ -76,6 +80,35 @@ class GradientState:
                         layout=_compat.layout_of(variable),
                         name=name,
                     )
+
+    def set_late(self) -> None:
+        """Sets the numbers that were set after the state was loaded."""
+        for name, value in self.wanted.late.items():
+            self.scalars[name].set(value)
+        self.wanted.late.clear()
+
+    def go_on_from(self, other: GradientState | None) -> None:
+        """Takes over what is kept for a rule of the same kind, as after a `compile`.
+
+        Args:
+            other: What was kept. A number counts where it is declared as before, and was not set
+                in the new rule.
+        """
+        if other is None or other.wanted.name != self.wanted.name:
+            return
+        for name, scalar in self.scalars.items():
+            old = other.scalars.get(name)
+            if (
+                old is not None
+                and old.declared == scalar.declared
+                and scalar.variable is not None
+                and name not in self.wanted.current
+            ):
+                scalar.variable.assign(old.variable)
+        for name, own in self.slots.items():
+            for identity, old in other.slots.get(name, {}).items():
+                if identity in own:
+                    own[identity].assign(old)
 
     @property
     def variables(self) -> list[Any]:

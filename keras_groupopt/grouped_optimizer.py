@@ -252,7 +252,10 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
             # Kept where it is refused, so that no later call goes on as if it had been loaded.
             # A LossScaleOptimizer builds within a compiled step, which cannot read on the host.
             with kernels.outside_compiled_step():
-                state.give(self, self._built_parts("build"), *pending, self._declaration.resting)
+                parts = self._built_parts("build")
+                state.give(self, parts, *pending, self._declaration.resting)
+                if parts.gradient_state is not None:
+                    parts.gradient_state.set_late()
             self._declaration.pending = None
 
     def _build(self, variables: list[Any]) -> None:

@@ -59,13 +59,22 @@ class Scalar:
             TypeError: If it is a schedule.
             ValueError: If `value` is negative or not finite.
         """
-        if self.is_schedule:
-            raise TypeError(
-                f"`{self.name}` of {self.where} is a schedule and cannot be set. Received: "
-                f"{value!r}; the schedule is {describe_scalar(self.declared)}. Declare a number "
-                "to set it while training."
-            )
+        refuse_to_set_schedule(self.name, self.declared, value, self.where)
         self.variable.assign(check_number(self.name, value, where=self.where))
+
+
+def refuse_to_set_schedule(name: str, declared: Any, value: Any, where: str) -> None:
+    """Refuses a number in the place of a schedule.
+
+    Raises:
+        TypeError: If `declared` is a schedule.
+    """
+    if is_schedule(declared):
+        raise TypeError(
+            f"`{name}` of {where} is a schedule and cannot be set. Received: "
+            f"{value!r}; the schedule is {describe_scalar(declared)}. Declare a number "
+            "to set it while training."
+        )
 
 
 def serialize_scalar(value: Any, where: str) -> Any:

@@ -177,6 +177,8 @@ class Persistence:
         if self._parts is None:
             declared = self._declaration.defaults.learning_rate
             self._declaration.pending = (state.give_early(self, declared, saved), terms)
+            if self._declaration.gradient_rule is not None:
+                self._declaration.gradient_rule.late.clear()
             terms.report.fill(state.Report(status="waits for the build"))
         else:
             state.give(self, self._parts, saved, terms, self._declaration.resting)

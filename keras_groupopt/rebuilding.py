@@ -10,8 +10,10 @@ from typing import Any
 
 import keras
 
-from keras_groupopt import _compat, config, resolve, state, wording
+from keras_groupopt import _compat, config, kernels, resolve, state, wording
+from keras_groupopt import plan as planning
 from keras_groupopt.declaration import Declaration
+from keras_groupopt.gradient_state import GradientState, Wanted
 from keras_groupopt.groups import Group, as_groups
 from keras_groupopt.parts import Parts
 from keras_groupopt.plan import Plan
@@ -107,6 +109,29 @@ class Rebuilding:
         if _is_of(model, self):
             _forget_compiled(model)
         return report
+
+    def _change_gradient_state(self, parts: Parts, wanted: Wanted) -> None:
+        """Keeps what another gradient rule asks for, and leaves all else as it is.
+
+        Models that share the optimizer have steps that were compiled with the rest.
+        """
+        old, tracked = parts.gradient_state, len(self._variables)
+        new = GradientState(wanted)
+        try:
+            with state.beside_weights(), kernels.beside([self.iterations, *parts.variables]):
+                new.make_variables(self, parts.moving)
+            parts.gradient_state = new
+            parts.digest = state.protect(self, parts)
+            state.place(state.entries_of(self, parts))
+        except BaseException:
+            parts.gradient_state = old
+            for variable in self._variables[tracked:]:
+                _compat.untrack(self, variable)
+            raise
+        new.go_on_from(old)
+        for variable in [] if old is None else old.variables:
+            _compat.untrack(self, variable)
+        parts.plan = planning.with_state_bytes(parts.plan, parts.state_bytes())
 
     def _give_old_state(self, old: Parts | None, parts: Parts) -> state.Report:
         terms = state.Terms(strict=False, moves=True)

@@ -251,6 +251,49 @@ def test_a_single_gradient_is_plain_training_to_the_bit():
     assert found[2] == drawn
 
 
+class InAnotherPrecision(kgo.GradientRule):
+    """The gradients in float16."""
+
+    def gradients(self, batch: kgo.Batch) -> Any:
+        return [ops.cast(gradient, "float16") for gradient in batch.gradients]
+
+
+def test_gradients_of_another_precision_are_cast():
+    model = kgo.sharpness_aware(weights_model(a=3.0), InAnotherPrecision())
+    model.compile(optimizer=sgd(model, 0.5), loss=half_square)
+    step_on_weights(model)
+    assert values_of(model) == [1.5]
+
+
+@pytest.mark.parametrize("taken", ["sam_gap", "gradient_norm"])
+def test_a_metric_of_the_users_is_not_hidden_by_one_of_ours(taken):
+    model = kgo.sharpness_aware(weights_model(a=3.0), kgo.SAM(0.5))
+    metric = keras.metrics.MeanMetricWrapper(lambda y, p: ops.zeros_like(p) + 7.0, name=taken)
+    model.compile(optimizer=sgd(model), loss=half_square, metrics=[metric])
+    ones = np.ones((1, 1), "float32")
+    history = step_on_weights(model, validation_data=(ones, ones))
+    assert history[taken] == history[f"val_{taken}"] == [7.0]
+    assert {"gradient_norm", "sam_gap", "loss"} < set(history)
+
+
+def spectral(rule: Any) -> keras.Model:
+    keras.utils.set_random_seed(0)
+    dense = keras.layers.Dense(2, name="head", kernel_initializer="ones")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.SpectralNormalization(dense)])
+    model = model if rule is None else kgo.sharpness_aware(model, rule)
+    model.compile(optimizer=keras.optimizers.SGD(0.1), loss="mse")
+    model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+    return model
+
+
+@pytest.mark.parametrize("rule", [kgo.SingleGradient, lambda: kgo.SAM(0.0)])
+def test_a_layer_may_set_its_weights_as_in_plain_training(rule):
+    for value, expected in zip(
+        spectral(rule()).get_weights(), spectral(None).get_weights(), strict=True
+    ):
+        np.testing.assert_allclose(value, expected, rtol=1e-5, atol=1e-6)
+
+
 def as_float32(variable: Any) -> np.ndarray:
     return np.array(ops.convert_to_numpy(ops.cast(variable.value, "float32")))
 
@@ -389,6 +432,25 @@ def test_a_pass_is_made_only_where_the_rule_asks_for_one(rule, options, steps, c
 
 
 # Gradients of all sorts ---------------------------------------------------------------------------
+
+
+class Twice(kgo.GradientRule):
+    """Takes a pass, and another one only if it is told to."""
+
+    def __init__(self, second: bool) -> None:
+        super().__init__()
+        self.second = second
+
+    def gradients(self, batch: kgo.Batch) -> Any:
+        ahead = batch.gradients_at(batch.gradients)
+        return batch.gradients_at(ahead, only_if=self.second)
+
+
+@pytest.mark.parametrize(("second", "gap"), [(True, 0.5 * (9**2 - 3**2)), (False, 0.5 * 27)])
+def test_the_gap_is_that_of_the_last_pass_that_was_made(second, gap):
+    model = kgo.sharpness_aware(weights_model(a=3.0), Twice(second))
+    model.compile(optimizer=sgd(model), loss=half_square)
+    assert step_on_weights(model)["sam_gap"] == pytest.approx([gap])
 
 
 @each_rule

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import pathlib
+import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +115,38 @@ def test_a_rule_in_a_file_tells_what_the_code_does_not_declare_alike(tmp_path):
     other.load_weights(tmp_path / "run.weights.h5")
     other.optimizer.build(other.trainable_variables)
     assert other.gradient_rule.rho == 0.3
+
+
+@pytest.mark.parametrize("way", ["optimizer", "file"])
+def test_the_numbers_of_another_rule_are_not_taken_for_those_of_this_one(way, tmp_path, caplog):
+    model = fit(compiled(kgo.SAM(0.2)))
+    model.gradient_rule.rho = 0.4
+    if way == "optimizer":
+        other = kgo.sharpness_aware(model, kgo.ASAM(0.2))
+        other.compile(optimizer=model.optimizer, loss="mse")
+    else:
+        model.save_weights(tmp_path / "run.weights.h5")
+        other = again(tmp_path / "run.weights.h5", lambda: compiled(kgo.ASAM(0.2)))
+        other.optimizer.build(other.trainable_variables)
+    assert other.gradient_rule.rho == 0.2
+    assert "gradient_rule" not in caplog.text
+
+
+@pytest.mark.parametrize(("late", "expected"), [(False, 0.4), (True, 0.3)])
+def test_what_is_set_or_loaded_last_counts_where_the_optimizer_is_not_built(
+    late, expected, tmp_path
+):
+    model = fit(compiled(kgo.SAM(0.2)))
+    model.gradient_rule.rho = 0.4
+    model.save_weights(tmp_path / "run.weights.h5")
+    other = compiled(kgo.SAM(0.2))
+    steps = [
+        lambda: setattr(other.gradient_rule, "rho", 0.3),
+        lambda: other.load_weights(tmp_path / "run.weights.h5"),
+    ]
+    for step in reversed(steps) if late else steps:
+        step()
+    assert fit(other).gradient_rule.rho == expected
 
 
 PLAIN: dict[str, Callable[[], Any]] = {
@@ -228,18 +263,85 @@ def test_selectors_of_a_rule_are_saved_as_what_they_choose():
         np.testing.assert_array_equal(value, expected)
 
 
+# A rule before and after its model is compiled ----------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [sgd, lambda model: keras.optimizers.SGD(1.0)])
+def test_a_rho_that_is_set_before_the_optimizer_is_built_counts(make):
+    model = kgo.sharpness_aware(weights_model(a=3.0, b=4.0), kgo.SAM(0.1))
+    model.compile(optimizer=make(model), loss=half_square)
+    model.gradient_rule.rho = 0.5
+    assert model.gradient_rule.rho == 0.5
+    step_on_weights(model)
+    np.testing.assert_allclose(values_of(model), [-0.3, -0.4], rtol=1e-5)
+    assert model.gradient_rule.rho == 0.5
+
+
+def test_selectors_of_a_rule_may_be_set_until_the_model_is_compiled():
+    rule = kgo.ASAM(0.2)
+    rule.exclude_from_perturbation = "head"
+    rule.adaptive_on = "a kernel"
+    given = kgo.ASAM(0.2, exclude_from_perturbation="head", adaptive_on="a kernel")
+    assert rule.get_config() == given.get_config()
+    with pytest.raises(TypeError, match="In ASAM: `adaptive_on` must be"):
+        rule.adaptive_on = 3
+    assert rule.get_config() == given.get_config()
+
+
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.copy, copy.deepcopy, lambda rule: pickle.loads(pickle.dumps(rule))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_a_copy_of_a_rule_has_its_numbers_and_belongs_to_no_model(duplicate):
+    model = fit(compiled(kgo.LookSAM(0.2, every=2)))
+    model.gradient_rule.rho = 0.4
+    rule = duplicate(model.gradient_rule)
+    assert repr(rule) == "LookSAM(rho=0.4, alpha=0.7, every=2)"
+    rule.rho = 0.3
+    assert model.gradient_rule.rho == 0.4
+    assert fit(compiled(rule)).gradient_rule.rho == 0.3
+
+
+@pytest.mark.parametrize("train", ["fit", "train_on_batch"])
+def test_an_optimizer_that_went_to_another_rule_is_refused_before_anything_is_lost(train):
+    plain = weights_model(a=3.0)
+    first, second = (kgo.sharpness_aware(plain, kgo.SAM(rho)) for rho in (0.1, 0.2))
+    optimizer = sgd(plain, 0.1)
+    for model in (first, second):
+        model.compile(optimizer=optimizer, loss=half_square)
+        step_on_weights(model)
+    before = values_of(plain)
+    with pytest.raises(ValueError, match="compiled with another model since"):
+        getattr(first, train)(np.ones((1, 1)), np.ones((1, 1)))
+    assert values_of(plain) == before
+    step_on_weights(second)
+    first.compile(optimizer=optimizer, loss=half_square)
+    step_on_weights(first)
+    assert int(optimizer.iterations) == 4
+
+
+def shared(eagerly: bool) -> keras.Model:
+    """Trains a plain model, and one with a rule, in turns with one optimizer."""
+    plain = network()
+    optimizer = kgo.GroupedOptimizer(model=plain, rule="adam", learning_rate=0.01)
+    plain.compile(optimizer=optimizer, loss="mse", run_eagerly=eagerly)
+    fit(plain)
+    other = kgo.sharpness_aware(plain, kgo.LookSAM(0.5, every=2))
+    other.compile(optimizer=optimizer, loss="mse", run_eagerly=eagerly)
+    for model in (other, plain, other, plain):
+        fit(model)
+    return plain
+
+
+def test_a_model_that_was_compiled_before_goes_on_with_the_moments_of_a_shared_optimizer():
+    compiled_step, eager = shared(False), shared(True)
+    assert int(compiled_step.optimizer.iterations) == 15
+    for value, expected in zip(compiled_step.get_weights(), eager.get_weights(), strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
+
+
 # What is refused ----------------------------------------------------------------------------------
-
-
-class Returns(kgo.GradientRule):
-    """Returns whatever a function makes of the batch."""
-
-    def __init__(self, function: Any) -> None:
-        super().__init__()
-        self.function = function
-
-    def gradients(self, batch: kgo.Batch) -> Any:
-        return self.function(batch)
 
 
 class Unmade(kgo.GradientRule):
@@ -249,16 +351,21 @@ class Unmade(kgo.GradientRule):
         pass
 
 
-class Two(kgo.GradientRule):
-    """Returns another number of gradients, or takes another number of perturbations."""
+class Does(kgo.GradientRule):
+    """Does with a batch, and with a zero per variable, what it is told."""
 
-    def __init__(self, late: bool) -> None:
+    slots = ("kept",)
+
+    def __init__(self, what: Callable[[kgo.Batch, list[Any]], Any]) -> None:
         super().__init__()
-        self.late = late
+        self.what = what
 
     def gradients(self, batch: kgo.Batch) -> Any:
-        zeros = [ops.zeros_like(gradient) for gradient in batch.gradients]
-        return batch.gradients_at(zeros)[1:] if self.late else batch.gradients_at(zeros[1:])
+        return self.what(batch, [ops.zeros_like(gradient) for gradient in batch.gradients])
+
+
+def does(what: Callable[[kgo.Batch, list[Any]], Any]) -> Callable[[], None]:
+    return lambda: trained(Does(what))
 
 
 def in_use() -> Any:
@@ -282,6 +389,12 @@ def set_rho(value: Any) -> Callable[[Any], None]:
     return lambda rule: setattr(rule, "rho", value)
 
 
+def set_unbuilt(rule: Any, change: Callable[[Any], None]) -> None:
+    model = kgo.sharpness_aware(weights_model(a=3.0), rule)
+    model.compile(optimizer=sgd(model), loss=half_square)
+    change(rule)
+
+
 def set_rule(rule: Any) -> None:
     rule._attachment().model.gradient_rule = kgo.SAM(0.1)
 
@@ -289,6 +402,17 @@ def set_rule(rule: Any) -> None:
 def trained(rule: Any, optimizer: Any = None) -> None:
     model = kgo.sharpness_aware(weights_model(a=3.0, b=4.0), rule)
     model.compile(optimizer=optimizer or sgd(model), loss=half_square, run_eagerly=True)
+    step_on_weights(model)
+
+
+def unfrozen(rule: Any) -> None:
+    plain = weights_model(a=3.0, b=4.0)
+    model = kgo.sharpness_aware(plain, rule)
+    model.get_layer("b").trainable = False
+    model.compile(optimizer=sgd(model), loss=half_square)
+    step_on_weights(model)
+    model.get_layer("b").trainable = True
+    model.compile(optimizer=model.optimizer, loss=half_square)
     step_on_weights(model)
 
 
@@ -359,14 +483,81 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         r"LookSAM keeps state beside each weight.*Received: Adam\. Compile with",
     ),
     "another number of gradients": (
-        lambda: trained(Two(late=True)),
+        does(lambda batch, zeros: batch.gradients_at(zeros)[1:]),
         ValueError,
-        r"`Two\.gradients` must return a list of one tensor per variable.*Received: 1 for 2",
+        r"What Does returns must hold one tensor per variable.*Received: 1 for 2",
+    ),
+    "no gradients": (
+        does(lambda batch, zeros: None),
+        ValueError,
+        r"What Does returns must hold one tensor per variable.*Received: None\.",
+    ),
+    "none among the gradients": (
+        does(lambda batch, zeros: [None, *zeros[1:]]),
+        ValueError,
+        r"What Does returns must.*Received: None for a/kernel of shape \(1, 1\)",
+    ),
+    "gradients of another shape": (
+        does(lambda batch, zeros: [ops.ones((1,)), *zeros[1:]]),
+        ValueError,
+        r"of its shape\. Received: a value of shape \(1,\) for a/kernel of shape \(1, 1\)",
     ),
     "another number of perturbations": (
-        lambda: trained(Two(late=False)),
+        does(lambda batch, zeros: batch.gradients_at(zeros[1:])),
         ValueError,
-        r"`perturbations` must be a list of one tensor per variable.*Received: 1 for 2",
+        r"`perturbations` must hold one tensor per variable.*Received: 1 for 2",
+    ),
+    "perturbations of another shape": (
+        does(lambda batch, zeros: batch.gradients_at([ops.ones((2, 1)), *zeros[1:]])),
+        ValueError,
+        r"`perturbations` must hold.*Received: a value of shape \(2, 1\) for a/kernel",
+    ),
+    "another number of values to keep": (
+        does(lambda batch, zeros: batch.keep("kept", zeros[1:])),
+        ValueError,
+        r"`values` must hold one tensor per variable.*Received: 1 for 2",
+    ),
+    "a slot that is none": (
+        does(lambda batch, zeros: batch.kept("keep")),
+        ValueError,
+        r'`keep` must be a slot of the rule: kept\..*Did you mean "kept"\?',
+    ),
+    "a hyperparameter that is none": (
+        does(lambda batch, zeros: batch.scalar("rho")),
+        ValueError,
+        r"`rho` must be a hyperparameter of the rule: it has none",
+    ),
+    "a schedule set before the build": (
+        lambda: set_unbuilt(kgo.SAM(0.1), with_schedule),
+        TypeError,
+        r"`rho` must be a number once the model is compiled.*kgo\.sharpness_aware",
+    ),
+    "a number in a schedule's place before the build": (
+        lambda: set_unbuilt(kgo.SAM(SCHEDULE), set_rho(0.1)),
+        TypeError,
+        r"`rho` of SAM is a schedule and cannot be set\. Received: 0\.1",
+    ),
+    "a selector set in a compiled model": (
+        lambda: set_unbuilt(
+            kgo.SAM(0.1), lambda rule: setattr(rule, "exclude_from_perturbation", "a")
+        ),
+        AttributeError,
+        r"`exclude_from_perturbation` must be set before the model is compiled",
+    ),
+    "an interval set in a compiled model": (
+        lambda: set_unbuilt(kgo.LookSAM(0.1), lambda rule: setattr(rule, "every", 3)),
+        AttributeError,
+        r"`every` must be set before the model is compiled.*Received: every=3",
+    ),
+    "fit before compile": (
+        lambda: step_on_weights(kgo.sharpness_aware(weights_model(a=1.0), kgo.SAM(SCHEDULE))),
+        ValueError,
+        r"call `compile\(\)`",
+    ),
+    "a variable that trains later, with slots": (
+        lambda: unfrozen(kgo.LookSAM(0.1)),
+        ValueError,
+        r"unknown b/kernel.*`optimizer\.rebuild\(model\)`",
     ),
     "a subclassed model": (
         lambda: kgo.sharpness_aware(saving_models.subclassed(), kgo.SAM()),
@@ -379,26 +570,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
         lambda: trained(kgo.GradientRule()),
         NotImplementedError,
         r"`gradients\(self, batch\)` must be defined",
-    ),
-    "gradients of another shape": (
-        lambda: trained(Returns(lambda batch: [ops.mean(g) for g in batch.gradients])),
-        ValueError,
-        r"of its shape\. Received: shape \[\] for .* of shape \[",
-    ),
-    "no gradients": (
-        lambda: trained(Returns(lambda batch: None)),
-        TypeError,
-        r"`Returns\.gradients` must return a list.*Received: None",
-    ),
-    "a number that is not declared": (
-        lambda: trained(Returns(lambda batch: [batch.scalar("rho")])),
-        KeyError,
-        r"`rho` must be a `kgo\.Hyperparameter\(\)`",
-    ),
-    "a slot that is not declared": (
-        lambda: trained(Returns(lambda batch: batch.keep("v", batch.gradients))),
-        KeyError,
-        r"`v` must be one of `slots`",
     ),
     "a rule that was not made": (
         lambda: kgo.sharpness_aware(network(), Unmade()),
@@ -443,6 +614,17 @@ def test_a_training_step_that_leaves_the_rule_out_is_told_of():
     model.compile(optimizer=sgd(model, 0.1), loss="mse")
     with pytest.warns(UserWarning, match=r"SAM\(rho=0\.1\) had no part in this training: OwnStep"):
         fit(model)
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_where_nothing_is_trained_the_training_step_is_not_blamed(epochs):
+    model = kgo.sharpness_aware(weights_model(a=3.0), kgo.SAM(0.1))
+    model.trainable = epochs == 0
+    model.compile(optimizer="sgd", loss=half_square)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step_on_weights(model, epochs=1, initial_epoch=1 - epochs)
+    assert not [w for w in caught if "had no part" in str(w.message)]
 
 
 def test_a_rule_that_is_not_registered_cannot_be_loaded_and_says_so(tmp_path):

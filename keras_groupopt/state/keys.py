@@ -44,8 +44,12 @@ class Key(NamedTuple):
     @property
     def is_optional(self) -> bool:
         """Whether state with and without it have one layout."""
-        own = self.slot in _SWITCHED or self.slot.startswith(gradient_state.PREFIX)
-        return self.owner is None or own
+        return self.owner is None or self.slot in _SWITCHED or self.is_of_gradient_rule
+
+    @property
+    def is_of_gradient_rule(self) -> bool:
+        """Whether it is kept for the gradient rule of the model."""
+        return self.slot.startswith(gradient_state.PREFIX)
 
     def __str__(self) -> str:
         if self.owner is None:

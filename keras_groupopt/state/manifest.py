@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt import config
+from keras_groupopt import config, gradient_state
 from keras_groupopt.groups import Rule
 from keras_groupopt.parts import Parts
 from keras_groupopt.plan import PlannedGroup
@@ -38,7 +38,8 @@ def manifest_of(entries: Mapping[str, Any], parts: Parts) -> dict[str, Any]:
         "provisional": plan.provisional,
         "groups": {planned.name: _group(planned) for planned in plan.groups},
         "declared": config.declared_scalars(plan)
-        | {key: config.declared_as(value) for key, value in declared.items()},
+        | {key: config.declared_as(value) for key, value in declared.items()}
+        | ({} if rule is None else {gradient_state.RULE: rule.wanted.name}),
         "state": {key: [list(v.shape), dtype_of(v)] for key, v in entries.items()},
     }
 

@@ -14,7 +14,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from keras_groupopt import config, wording
+from keras_groupopt import config, gradient_state, wording
 from keras_groupopt.state import keys
 from keras_groupopt.state import renames as renaming
 
@@ -107,10 +107,12 @@ def match(
     saved = _Saved(manifest, changed)
     if strict:
         _refuse_differences(list(_differences(saved, expected, resting)))
-    overruled = config.scalars_to_keep(saved.declared, _of_saved_groups(saved, expected))
+    overruled = config.scalars_to_keep(saved.declared, _of_what_was_there(saved, expected))
     pairs = {}
     for key in expected["state"]:
-        found = None if key in overruled else _source(keys.parse(key), saved, expected, moves)
+        name = keys.parse(key)
+        left = key in overruled or not _is_of_same_rule(name, saved, expected)
+        found = None if left else _source(name, saved, expected, moves)
         if found is not None:
             pairs[key] = saved.names[found]
     for key in _of_rules_that_start_over(expected, pairs):
@@ -151,13 +153,28 @@ class _Saved:
         return self.groups[group]["class"] if group in self.groups else None
 
 
-def _of_saved_groups(saved: _Saved, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the declared scalars whose group was there: those of a new one did not change."""
+def _of_what_was_there(saved: _Saved, expected: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the declared scalars of groups, and of a gradient rule, that were there.
+
+    Those of new ones did not change.
+    """
     return {
         key: value
         for key, value in expected["declared"].items()
-        if keys.parse(key).group is None or keys.parse(key).group in saved.groups
+        if (keys.parse(key).group is None or keys.parse(key).group in saved.groups)
+        and key != gradient_state.RULE
+        and _is_of_same_rule(keys.parse(key), saved, expected)
     }
+
+
+def _is_of_same_rule(key: keys.Key, saved: _Saved, expected: Mapping[str, Any]) -> bool:
+    """Whether state of a gradient rule was saved for the rule that there is now.
+
+    The `rho` of another rule means something else.
+    """
+    return not key.is_of_gradient_rule or (
+        saved.declared.get(gradient_state.RULE) == expected["declared"].get(gradient_state.RULE)
+    )
 
 
 def _of_rules_that_start_over(

@@ -14,7 +14,7 @@ from keras_groupopt.gradient_state import GradientState, Wanted
 from keras_groupopt.group_parts import overwritten_by_gradient
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.selectors import Selector
-from keras_groupopt.training.batch import Batch
+from keras_groupopt.training.batch import Batch, one_per_variable
 from keras_groupopt.training.gradient_rule import GradientRule
 
 Tensor = Any
@@ -79,6 +79,16 @@ class Attachment:
         return parts.gradient_state if parts is not None and self._keeps(parts) else None
 
     @property
+    def compiled(self) -> bool:
+        """Whether the model was compiled with the rule as it was declared."""
+        return self._wanted is not None
+
+    def note_late(self, name: str, value: float) -> None:
+        """Notes a number that was set before the optimizer is built."""
+        if self._wanted is not None:
+            self._wanted.late[name] = value
+
+    @property
     def own_variables(self) -> list[Any]:
         """What is kept here, as the optimizer does not."""
         return self._own_variables
@@ -130,6 +140,21 @@ class Attachment:
         else:
             self._own = GradientState(self._wanted)
             self._own.make_variables(_Owner(self._own_variables), [])
+
+    def check_optimizer(self) -> None:
+        """Refuses an optimizer that keeps what the rule of another model asked for.
+
+        A step that is compiled already would not notice.
+
+        Raises:
+            ValueError: If it does.
+        """
+        if self._optimizer is not None and not self._optimizer.keeps_for(self._wanted):
+            raise ValueError(
+                "The optimizer must keep what this model's gradient rule asks for. Received: one "
+                "that was compiled with another model since. Call `compile` of "
+                f'"{self.model.name}" again, with `optimizer=` as before.'
+            )
 
     # Which variables ----------------------------------------------------------------------------
 
@@ -205,15 +230,11 @@ class Attachment:
             is_due: Whether the optimizer step is one of the rule's `every`, where that is known.
         """
         self.used = True
+        self.check_optimizer()
         if self.state is None:
             # TensorFlow's `fit` leaves that to the first step.
             kernels.once(lambda: optimizer.build(list(variables)))
-        if self.state is None:
-            raise ValueError(
-                "The optimizer must keep what this model's gradient rule asks for. Received: one "
-                "that was compiled with another model since. Call `compile` of "
-                f'"{self.model.name}" again, with `optimizer=` as before.'
-            )
+        state: Any = self.state
         frozen = self._frozen()
         # Scales of float8 training are no gradients.
         present = [
@@ -244,6 +265,11 @@ class Attachment:
         perturbed = [place for place in moving if id(variables[place]) in reached]
         if not perturbed:
             return list(first)
+        if any(
+            id(variables[place]) not in own for own in state.slots.values() for place in perturbed
+        ):
+            # Refuses variables that it does not know, and names them.
+            optimizer.build(list(variables))
         merges = kernels.has_replicas() and any(
             getattr(layer, "synchronized", False) for layer in walk.layers(self.model)
         )
@@ -256,13 +282,17 @@ class Attachment:
             [summed[place] for place in perturbed],
             passes.take,
             self._choose,
-            self.state,
+            state,
             step,
             is_due,
             scale,
         )
-        where = f"`{type(self.rule).__name__}.gradients` must return"
-        changed = batch.checked(self.rule.gradients(batch), where)
+        changed = one_per_variable(
+            f"What {type(self.rule).__name__} returns", self.rule.gradients(batch), batch.variables
+        )
+        changed = [
+            _as(gradient, value) for gradient, value in zip(batch.gradients, changed, strict=True)
+        ]
         second = summed | passes.last | dict(zip(perturbed, changed, strict=True))
         if passes.made is not None:
             gap = passes.loss - ops.cast(loss, passes.loss.dtype)
@@ -294,7 +324,7 @@ class _Passes:
     ) -> None:
         self.loss = loss
         self.last: dict[int, Tensor] = {}
-        # Whether the last of them was made, a boolean scalar; `None` if none was asked for.
+        # Whether any of them was made, a boolean scalar; `None` if none was asked for.
         self.made: Tensor | None = None
         self._first = first
         self._present = present
@@ -303,7 +333,7 @@ class _Passes:
         self._merges = merges
 
     def take(
-        self, perturbations: Callable[[], list[Tensor]], only_if: Tensor | None
+        self, perturbations: Callable[[], list[Tensor]], only_if: Tensor | bool | None
     ) -> list[Tensor]:
         first_loss, present = self.loss, self._present
 
@@ -319,6 +349,8 @@ class _Passes:
 
         if only_if is None:
             results = another()
+        elif only_if is False:
+            results = none()
         elif self._merges and kernels.known(only_if) is None:
             # Replicas cannot merge in a branch.
             results = kernels.select(only_if, another(), none())
@@ -332,7 +364,8 @@ class _Passes:
                 "changes from one call to the next?"
             )
         self.loss = results[0]
-        self.made = ops.convert_to_tensor(True) if only_if is None else only_if
+        made = ops.convert_to_tensor(True if only_if is None else only_if)
+        self.made = made if self.made is None else ops.logical_or(self.made, made)
         summed = map(kernels.combine_repeated_rows, kernels.sum_over_replicas(results[1:]))
         self.last = dict(zip(present, summed, strict=True))
         return [self.last[place] for place in self._perturbed]
@@ -347,6 +380,15 @@ class _MeanOrNaN(keras.metrics.Mean):
         nothing = ops.equal(count, 0)
         mean = self.total / ops.where(nothing, ops.ones_like(count), count)
         return ops.where(nothing, ops.full_like(mean, float("nan")), mean)
+
+
+def _as(gradient: Tensor, value: Tensor) -> Tensor:
+    """Returns a rule's gradient in the dtype of the gradient that it is for."""
+    dtype = keras.backend.standardize_dtype(gradient.dtype)
+    own = getattr(value, "dtype", None)
+    if own is not None and keras.backend.standardize_dtype(own) == dtype:
+        return value
+    return ops.cast(value, dtype)
 
 
 class _Owner:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from keras import ops
 
 from keras_groupopt import kernels
@@ -48,7 +48,7 @@ class Batch:
         self,
         variables: Sequence[Any],
         gradients: Sequence[Tensor],
-        evaluate: Callable[[Callable[[], list[Tensor]], Tensor | None], list[Tensor]],
+        evaluate: Callable[[Callable[[], list[Tensor]], Tensor | bool | None], list[Tensor]],
         choose: Callable[[Selector, Sequence[Any]], list[bool]],
         state: GradientState,
         step: Tensor,
@@ -66,7 +66,7 @@ class Batch:
 
     def scalar(self, name: str) -> Tensor:
         """Returns a hyperparameter of the rule at this step, a float32 scalar."""
-        return _named(self._state.scalars, name, "a `kgo.Hyperparameter()`").at(self.step)
+        return _named("hyperparameter", name, self._state.scalars).at(self.step)
 
     def selected(self, selector: Any) -> list[bool]:
         """Returns, per variable, whether a selector of the rule chooses it."""
@@ -77,7 +77,7 @@ class Batch:
     def gradients_at(
         self,
         perturbations: Sequence[Tensor] | Callable[[], Sequence[Tensor]],
-        only_if: Tensor | None = None,
+        only_if: Tensor | bool | None = None,
     ) -> list[Tensor]:
         """Returns the gradients of the batch at `w + ε`, in a pass of its own.
 
@@ -92,45 +92,18 @@ class Batch:
                 those of the first. Default: always.
 
         Raises:
-            ValueError: If there are more or fewer perturbations than variables.
+            ValueError: If there is not one perturbation of its shape per variable.
         """
 
-        def given() -> list[Tensor]:
-            values = perturbations() if callable(perturbations) else perturbations
-            return self.checked(values, "`perturbations` must be")
+        def checked() -> list[Tensor]:
+            given = perturbations() if callable(perturbations) else perturbations
+            return one_per_variable("`perturbations`", given, self.variables)
 
-        return self._evaluate(given, only_if)
-
-    def checked(self, values: Any, what: str) -> list[Tensor]:
-        """Returns values as tensors, if they are one per variable and of its shape.
-
-        Args:
-            values: The values.
-            what: How the error begins.
-
-        Raises:
-            ValueError: If there are more or fewer, or a shape differs.
-            TypeError: If they are no list.
-        """
-        rule = f"{what} a list of one tensor per variable of the batch, of its shape."
-        if not isinstance(values, (list, tuple)):
-            raise TypeError(f"{rule} Received: {values!r} of type {type(values).__name__}.")
-        if len(values) != len(self.variables):
-            raise ValueError(f"{rule} Received: {len(values)} for {len(self.variables)} variables.")
-        tensors = []
-        for variable, value in zip(self.variables, values, strict=True):
-            if not _fits(getattr(value, "shape", ()), variable.shape):
-                raise ValueError(
-                    f"{rule} Received: shape {list(getattr(value, 'shape', ()))} for "
-                    f"{variable.path} of shape {list(variable.shape)}."
-                )
-            array = isinstance(value, np.ndarray)
-            tensors.append(ops.convert_to_tensor(value) if array else value)
-        return tensors
+        return self._evaluate(checked, None if only_if is True else only_if)
 
     def kept(self, slot: str) -> list[Tensor]:
         """Returns what `keep` was given last, or zeros; of at least float32."""
-        own = _named(self._state.slots, slot, "one of `slots`")
+        own = _named("slot", slot, self._state.slots)
         return [ops.convert_to_tensor(own[id(variable)]) for variable in self.variables]
 
     def keep(self, slot: str, values: Sequence[Tensor]) -> None:
@@ -139,8 +112,12 @@ class Batch:
         Args:
             slot: One of the rule's `slots`.
             values: Tensors of the variables' shapes. Where one is not finite, nothing is kept.
+
+        Raises:
+            ValueError: If there is not one value of its shape per variable.
         """
-        own = _named(self._state.slots, slot, "one of `slots`")
+        own = _named("slot", slot, self._state.slots)
+        values = one_per_variable("`values`", values, self.variables)
         finite = ops.isfinite(ops.square(kernels.global_norm(values)))
         if kernels.known(finite) is False:
             return
@@ -152,18 +129,46 @@ class Batch:
         kernels.assign_on_replicas([own[id(v)] for v in self.variables], values)
 
 
-def _named(known: Mapping[str, Any], name: str, what: str) -> Any:
+def one_per_variable(what: str, values: Any, variables: Sequence[Any]) -> list[Tensor]:
+    """Returns a list of values, after checking that each has the shape of its variable.
+
+    Others would be broadcast, and so be wrong without a word.
+
+    Args:
+        what: What they are, for the error.
+        values: Any iterable.
+        variables: The variables, in order.
+
+    Raises:
+        ValueError: If there is not one value of its shape per variable.
+    """
+    must = f"{what} must hold one tensor per variable of the batch, of its shape."
+    if values is None:
+        raise ValueError(f"{must} Received: None.")
+    given = list(values)
+    if len(given) != len(variables):
+        raise ValueError(f"{must} Received: {len(given)} for {len(variables)} variables.")
+    for value, variable in zip(given, variables, strict=True):
+        shape = () if value is None else getattr(value, "shape", ())
+        # TensorFlow may not know a shape, or a part of it, in a compiled step.
+        if getattr(shape, "rank", 0) is None:
+            continue
+        wanted = tuple(variable.shape)
+        if (
+            value is None
+            or len(shape) != len(wanted)
+            or not all(size is None or size == own for size, own in zip(shape, wanted, strict=True))
+        ):
+            found = "None" if value is None else f"a value of shape {tuple(shape)}"
+            raise ValueError(f"{must} Received: {found} for {variable.path} of shape {wanted}.")
+    return given
+
+
+def _named(kind: str, name: str, known: Mapping[str, Any]) -> Any:
     if name not in known:
-        raise KeyError(
-            f"`{name}` must be {what} of the gradient rule. Received: {name!r}; it has "
-            f"{', '.join(map(repr, known)) or 'none'}."
+        near = difflib.get_close_matches(name, known, n=1)
+        raise ValueError(
+            f"`{name}` must be a {kind} of the rule: {', '.join(known) or 'it has none'}. "
+            f'Received: "{name}".' + (f' Did you mean "{near[0]}"?' if near else "")
         )
     return known[name]
-
-
-def _fits(shape: Any, wanted: Sequence[int]) -> bool:
-    """Whether a shape may be the one that is wanted; a compiled step may not know all of it."""
-    if getattr(shape, "rank", 0) is None:
-        return True
-    pairs = zip(tuple(shape), wanted, strict=False)
-    return len(shape) == len(wanted) and all(own in (None, size) for own, size in pairs)

@@ -10,14 +10,15 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
+from keras_groupopt import hyperparameters
 from keras_groupopt.arguments import check_scalar
 from keras_groupopt.groups import as_exclusion
-from keras_groupopt.hyperparameters import deserialize_scalar, serialize_scalar
 from keras_groupopt.plan import describe_scalar
 from keras_groupopt.selectors import Selector
 from keras_groupopt.training.batch import Batch
 
 Tensor = Any
+_NEW_RULE = "Compile `kgo.sharpness_aware(model, rule)` with a new rule."
 
 
 class Hyperparameter:
@@ -95,15 +96,13 @@ class GradientRule:
     # Whether `gradients` is asked at all.
     perturbs: ClassVar[bool] = True
     every: int = 1
+    _attachment: weakref.ref[Any] | None = None
 
     def __init__(self, exclude_from_perturbation: Any = ()) -> None:
         self._declared: dict[str, Any] = {}
         # Numbers that were set to something else than declared, where no variable holds them.
         self._current: dict[str, float] = {}
-        self._attachment: weakref.ref[Any] | None = None
-        self.exclude_from_perturbation = self._as_selector(
-            "exclude_from_perturbation", exclude_from_perturbation
-        )
+        self.exclude_from_perturbation = exclude_from_perturbation
 
     def gradients(self, batch: Batch) -> Sequence[Tensor]:
         """Returns the gradients to use, one per gradient in `batch.gradients`.
@@ -162,18 +161,52 @@ class GradientRule:
                 f"`{name}` must be a number or a schedule over optimizer steps. Received: "
                 f"{name}=None in {type(self).__name__}."
             )
-        scalar = self._scalar(name)
-        if scalar is None:
+        if not self._is_compiled():
             self._declared[name] = value
             self._current.pop(name, None)
-        elif isinstance(value, float):
-            scalar.set(value)
-        else:
+            return
+        if not isinstance(value, float):
             raise TypeError(
                 f"`{name}` must be a number once the model is compiled, as a compiled step would "
-                f"ignore the change. Received: {name}={describe_scalar(value)}. Compile "
-                "`kgo.sharpness_aware(model, rule)` with a new rule."
+                f"ignore the change. Received: {name}={describe_scalar(value)}. {_NEW_RULE}"
             )
+        scalar = self._scalar(name)
+        if scalar is not None:
+            scalar.set(value)
+            return
+        # The optimizer is not built yet, and builds what was declared when the model was compiled.
+        hyperparameters.refuse_to_set_schedule(
+            name, self._declared[name], value, type(self).__name__
+        )
+        self._current[name] = value
+        self._attachment().note_late(name, value)  # type: ignore[misc, union-attr]
+
+    def _is_compiled(self) -> bool:
+        attachment = None if self._attachment is None else self._attachment()
+        return attachment is not None and attachment.compiled
+
+    def _check_not_compiled(self, name: str, value: Any) -> None:
+        """Refuses to set what a compiled step has in it.
+
+        Raises:
+            AttributeError: If the model is compiled.
+        """
+        if self._is_compiled():
+            raise AttributeError(
+                f"`{name}` must be set before the model is compiled, as a compiled step would "
+                f"ignore the change. Received: {name}={value!r}. {_NEW_RULE}"
+            )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.selectors:
+            self._check_not_compiled(name, value)
+            value = self._as_selector(name, value)
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy has the present numbers, and belongs to no model.
+        own = {"_declared": dict(self._declared), "_current": self.current, "_attachment": None}
+        return {**vars(self), **own}
 
     def _scalar(self, name: str) -> Any:
         """Returns the scalar that holds a hyperparameter's present value, if there is one yet."""
@@ -192,7 +225,7 @@ class GradientRule:
             config[name] = selector.get_config(catalog) if found else []
         where = f"of {type(self).__name__}"
         for name, declared in self._declared.items():
-            config[name] = serialize_scalar(declared, f"{name} {where}")
+            config[name] = hyperparameters.serialize_scalar(declared, f"{name} {where}")
         return {**config, "current": self.current} if self.current else config
 
     @classmethod
@@ -205,7 +238,9 @@ class GradientRule:
                 arguments[name] = Selector.from_config(arguments[name])
         for name, value in arguments.items():
             if isinstance(inspect.getattr_static(cls, name, None), Hyperparameter):
-                arguments[name] = deserialize_scalar(value, f"{name} of {cls.__name__}")
+                arguments[name] = hyperparameters.deserialize_scalar(
+                    value, f"{name} of {cls.__name__}"
+                )
         rule = cls(**arguments)
         rule._current = dict(current)
         return rule

@@ -39,7 +39,7 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
     that move, also of variables that are not perturbed; and, with a rule that perturbs, `sam_gap`,
     the mean of the perturbed loss minus the loss over the batches that took a second pass. Each is
     NaN where no batch was finite, or none took that pass. Evaluation takes one pass, and logs
-    neither.
+    neither. Metrics of your own that have these names are shown instead.
 
     Saved with the model are the rule and its present numbers, in `.keras` files; with a
     `GroupedOptimizer` they are optimizer state, too. Weights files fit the plain model.
@@ -90,6 +90,7 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
             )
         super().__init__(*args, **kwargs)
         self._evaluating = False
+        self._only_of_user = False
         self._attachment = Attachment(rule, self)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -151,8 +152,10 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains the model, as Keras does; warns where the rule had no part in it."""
+        if self.compiled:
+            self._attachment.check_optimizer()
         before = self._radius()
-        history = super().fit(*args, **kwargs)
+        history: Any = super().fit(*args, **kwargs)
         if before == 0 == self._radius():
             warnings.warn(
                 f"{self.gradient_rule.label} perturbed nothing at the first and the last step of "
@@ -160,7 +163,9 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
                 "begin beyond the end?",
                 stacklevel=2,
             )
-        if self.gradient_rule.perturbs and not self._attachment.used:
+        # Not where there was no epoch left to train, or nothing to train.
+        trained = bool(history.epoch) and bool(self.trainable_variables)
+        if trained and self.gradient_rule.perturbs and not self._attachment.used:
             warnings.warn(
                 f"{self.gradient_rule.label} had no part in this training: "
                 f"{type(self).__name__} has a `train_step` of its own. Call "
@@ -169,10 +174,16 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
             )
         return history
 
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains on one batch, as Keras does."""
+        if self.compiled:
+            self._attachment.check_optimizer()
+        return super().train_on_batch(*args, **kwargs)
+
     def _radius(self) -> float | None:
         """Returns `rho` at the last step done (the first before there is one), if scheduled."""
         rho = getattr(self.gradient_rule, "rho", None)
-        if not is_schedule(rho):
+        if not is_schedule(rho) or not self.compiled:
             return None
         step = max(int(keras.ops.convert_to_numpy(self.optimizer.iterations)) - 1, 0)
         return float(keras.ops.convert_to_numpy(rho(step)))  # type: ignore[misc]
@@ -197,7 +208,9 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
     def metrics(self) -> list[Any]:
         """The model's metrics, and those of the training step."""
         attachment = getattr(self, "_attachment", None)
-        own = [] if attachment is None or not self.compiled else attachment.metrics
+        if attachment is None or not self.compiled or self._only_of_user:
+            return list(super().metrics)
+        own = attachment.metrics
         return [*super().metrics, *own]
 
     @property
@@ -209,10 +222,15 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
 
     def get_metrics_result(self) -> dict[str, Any]:
         """Returns the values of the metrics; of the training step's only while training."""
-        results = dict(super().get_metrics_result())
-        if self._evaluating:
+        # The user's own may have the names of ours, and would be hidden by them.
+        self._only_of_user = True
+        try:
+            results = dict(super().get_metrics_result())
+        finally:
+            self._only_of_user = False
+        if not self._evaluating:
             for metric in self._attachment.metrics:
-                results.pop(metric.name, None)
+                results.setdefault(metric.name, metric.result())
         return results
 
     def get_config(self) -> dict[str, Any]:

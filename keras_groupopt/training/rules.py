@@ -111,7 +111,7 @@ class ASAM(GradientRule):
         adaptive_on: Any = ~default_exclude_from_decay,
     ) -> None:
         super().__init__(exclude_from_perturbation)
-        self.adaptive_on = self._as_selector("adaptive_on", adaptive_on)
+        self.adaptive_on = adaptive_on
         self.rho = rho
         self.eta = eta
 
@@ -180,9 +180,19 @@ class LookSAM(GradientRule):
         exclude_from_perturbation: Any = (),
     ) -> None:
         super().__init__(exclude_from_perturbation)
-        self.every = check_count("every", every, 1, where="LookSAM")
+        self.every = every
         self.rho = rho
         self.alpha = alpha
+
+    @property
+    def every(self) -> int:
+        """Optimizer steps from one step of SAM to the next; fixed once the model is compiled."""
+        return self._every
+
+    @every.setter
+    def every(self, value: int) -> None:
+        self._check_not_compiled("every", value)
+        self._every = check_count("every", value, 1, where="LookSAM")
 
     @property
     def label(self) -> str:

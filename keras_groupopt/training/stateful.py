@@ -20,19 +20,36 @@ class Recorder(keras.StatelessScope):
     same statistics, and nothing has to be copied before.
     """
 
-    def __init__(self, mapping: Sequence[tuple[Any, Tensor]]) -> None:
+    def __init__(
+        self, mapping: Sequence[tuple[Any, Tensor]], leaf: Callable[[Tensor], Tensor]
+    ) -> None:
         super().__init__(state_mapping=mapping, collect_losses=True)
         self.assigned: dict[int, Any] = {}
+        # Values that a layer gave a differentiated weight, as spectral normalization does. As in a
+        # variable, what they were made of is forgotten, and what is made of them is not.
+        self.given: dict[int, Tensor] = {}
+        self._differentiated = {id(variable) for variable, _ in mapping}
+        self._leaf = leaf
 
     def add_update(self, update: tuple[Any, Tensor]) -> None:
         """Notes a value instead of assigning it."""
-        self.assigned[id(update[0])] = update[0]
-        super().add_update(update)
+        variable, value = update
+        self.assigned[id(variable)] = variable
+        if id(variable) in self._differentiated:
+            value = self.given[id(variable)] = self._leaf(value)
+        super().add_update((variable, value))
 
     def make_updates(self) -> None:
         """Assigns what the pass would have assigned."""
         for variable in self.assigned.values():
             variable.assign(self.get_current_value(variable))
+
+
+def total(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Returns the sum of two gradients, either of which may be missing."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second
 
 
 class StatefulTrainStep:

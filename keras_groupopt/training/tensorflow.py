@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from keras_groupopt import _compat, kernels
-from keras_groupopt.training.stateful import Recorder, StatefulTrainStep
+from keras_groupopt.training.stateful import Recorder, StatefulTrainStep, total
 
 Tensor = Any
 
@@ -43,11 +43,23 @@ class TrainStep(StatefulTrainStep):
         native = [variable.value for variable in variables]
         with tf.GradientTape() as tape:
             tape.watch(values)
-            with Recorder(list(zip(variables, values, strict=True))) as scope:
+
+            def leaf(value: Tensor) -> Tensor:
+                value = tf.stop_gradient(value)
+                tape.watch(value)
+                return value
+
+            with Recorder(list(zip(variables, values, strict=True)), leaf) as scope:
                 loss = compute_loss()
                 scaled = self.optimizer.scale_loss(loss)
-        found = tape.gradient(scaled, [*values, *native])
-        gradients, beside = found[: len(values)], found[len(values) :]
+        count = len(values)
+        found = tape.gradient(scaled, [*values, *native, *scope.given.values()])
+        gradients, beside = found[:count], found[count : 2 * count]
+        of_given = dict(zip(scope.given, found[2 * count :], strict=True))
+        gradients = [
+            total(gradient, of_given.get(id(variable)))
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
         unseen = [v.path for v, g in zip(variables, beside, strict=True) if g is not None]
         if unseen:
             raise ValueError(

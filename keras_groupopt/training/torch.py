@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from keras_groupopt import kernels
-from keras_groupopt.training.stateful import Recorder, StatefulTrainStep
+from keras_groupopt.training.stateful import Recorder, StatefulTrainStep, total
 
 Tensor = Any
 
@@ -66,11 +66,18 @@ class TrainStep(StatefulTrainStep):
         for value in values:
             value.grad = None
         with _perturbed(values, perturbations), torch.enable_grad():
-            with Recorder(list(zip(variables, values, strict=True))) as scope:
+            mapping = list(zip(variables, values, strict=True))
+            with Recorder(mapping, lambda value: value.detach().requires_grad_()) as scope:
                 loss = compute_loss()
                 scaled = self.optimizer.scale_loss(loss)
             scaled.backward()
-        return loss.detach(), [value.grad for value in values], scope
+        gradients = [
+            total(value.grad, scope.given[id(variable)].grad)
+            if id(variable) in scope.given
+            else value.grad
+            for variable, value in mapping
+        ]
+        return loss.detach(), gradients, scope
 
 
 @contextlib.contextmanager

@@ -187,10 +187,11 @@ def loss_of_all(loss: Tensor) -> Tensor:
     return loss
 
 
-def assign_on_replicas(variables: Sequence[Any], values: Sequence[Tensor]) -> None:
-    """Assigns values that are the same on all replicas."""
+def assign_on_replicas(variables: Sequence[Any], values: Sequence[Tensor], only_if: Tensor) -> None:
+    """Assigns values that are the same on all replicas, where a boolean scalar holds."""
     for variable, value in zip(variables, values, strict=True):
-        variable.assign(ops.cast(value, variable.dtype))
+        wide = ops.cast(value, variable.dtype)
+        variable.assign(ops.where(only_if, wide, ops.convert_to_tensor(variable)))
 
 
 def select(predicate: Tensor, first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:

@@ -151,25 +151,35 @@ def loss_of_all(loss: Tensor) -> Tensor:
     return loss * tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, loss.dtype)
 
 
-def assign_on_replicas(variables: Sequence[Any], values: Sequence[Tensor]) -> None:
-    """Assigns values that are the same on all replicas, at once for all of them."""
-    wide = [tf.cast(value, v.value.dtype) for v, value in zip(variables, values, strict=True)]
-    targets = [variable.value for variable in variables]
+def assign_on_replicas(variables: Sequence[Any], values: Sequence[Tensor], only_if: Tensor) -> None:
+    """Assigns values that are the same on all replicas, where a boolean scalar holds."""
+    targets = [_raw(variable) for variable in variables]
+    wide = [tf.cast(value, target.dtype) for target, value in zip(targets, values, strict=True)]
 
-    def assign(strategy: Any, reduced: Sequence[Tensor]) -> None:
-        for target, value in zip(targets, reduced, strict=True):
-            strategy.extended.update(target, _assign, args=(value,), group=False)
+    def merged(strategy: Any, values: Sequence[Tensor], only_if: Tensor) -> None:
+        for target, value in zip(targets, values, strict=True):
+            strategy.extended.update(target, _assign, args=(value, only_if), group=False)
 
     context = _replicas()
-    if context is None:
+    if context is not None:
+        context.merge_call(merged, args=(wide, only_if))
+        return
+
+    def assign() -> Tensor:
         for target, value in zip(targets, wide, strict=True):
             target.assign(value)
-    else:
-        context.merge_call(assign, args=(wide,))
+        return tf.constant(True)
+
+    tf.cond(only_if, assign, lambda: tf.constant(False))
 
 
-def _assign(target: Any, value: Tensor) -> None:
-    target.assign(value)
+@tf.autograph.experimental.do_not_convert
+def _assign(target: Any, value: Tensor, only_if: Tensor) -> None:
+    def assign() -> Tensor:
+        target.assign(value)
+        return tf.constant(True)
+
+    tf.cond(only_if, assign, lambda: tf.constant(False))
 
 
 def once(function: Callable[[], None]) -> None:

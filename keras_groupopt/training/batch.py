@@ -106,27 +106,26 @@ class Batch:
         own = _named("slot", slot, self._state.slots)
         return [ops.convert_to_tensor(own[id(variable)]) for variable in self.variables]
 
-    def keep(self, slot: str, values: Sequence[Tensor]) -> None:
+    def keep(
+        self, slot: str, values: Sequence[Tensor], only_if: Tensor | bool | None = None
+    ) -> None:
         """Keeps one tensor per variable for later steps.
 
         Args:
             slot: One of the rule's `slots`.
             values: Tensors of the variables' shapes. Where one is not finite, nothing is kept.
+            only_if: A boolean scalar: where it is false nothing is kept. Default: always.
 
         Raises:
             ValueError: If there is not one value of its shape per variable.
         """
         own = _named("slot", slot, self._state.slots)
         values = one_per_variable("`values`", values, self.variables)
-        finite = ops.isfinite(ops.square(kernels.global_norm(values)))
-        if kernels.known(finite) is False:
+        if only_if is False or (only_if is not None and kernels.known(only_if) is False):
             return
-        if kernels.known(finite) is None:
-            values = [
-                ops.where(finite, value, before)
-                for value, before in zip(values, self.kept(slot), strict=True)
-            ]
-        kernels.assign_on_replicas([own[id(v)] for v in self.variables], values)
+        finite = ops.isfinite(ops.square(kernels.global_norm(values)))
+        wanted = finite if only_if is None else ops.logical_and(finite, only_if)
+        kernels.assign_on_replicas([own[id(v)] for v in self.variables], values, wanted)
 
 
 def one_per_variable(what: str, values: Any, variables: Sequence[Any]) -> list[Tensor]:

@@ -225,8 +225,7 @@ class LookSAM(GradientRule):
             return [*kernels.add_scaled(gradients, before, factor), *before]
 
         results = kernels.either(due, anew, again)
-        if kernels.known(due) is not False:
-            batch.keep("direction", results[count:])
+        batch.keep("direction", results[count:], only_if=due)
         return results[:count]
 
     def get_config(self) -> dict[str, Any]:

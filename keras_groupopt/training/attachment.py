@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -16,11 +16,10 @@ from keras_groupopt.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.selectors import Selector
 from keras_groupopt.training.batch import Batch, one_per_variable
 from keras_groupopt.training.gradient_rule import GradientRule
+from keras_groupopt.training.means import add, mean
+from keras_groupopt.training.passes import Evaluate, Passes
 
 Tensor = Any
-# Per trainable variable `ε` or `None` → the loss there, unscaled, and the gradients. It may empty
-# the list, to free each `ε` once it is added.
-Evaluate = Callable[[list[Tensor | None]], tuple[Tensor, list[Tensor | None]]]
 
 
 class Attachment:
@@ -47,8 +46,8 @@ class Attachment:
         self._model = weakref.ref(model)
         self.rule = rule
         rule._attachment = weakref.ref(self)
-        self.gap = _MeanOrNaN(name="sam_gap")
-        self.norm = _MeanOrNaN(name="gradient_norm")
+        self.gap = mean("sam_gap")
+        self.norm = mean("gradient_norm")
         # Whether the training step was ever made: a subclass may have replaced it.
         self.used = False
         self._optimizer: Any = None
@@ -258,7 +257,7 @@ class Attachment:
         scale = optimizer.scale_loss(ops.ones((), dtype="float32"))
         norm = kernels.global_norm([summed[place] for place in moving])
         finite = ops.isfinite(ops.square(norm))
-        _update(self.norm, norm / scale, finite)
+        add(self.norm, norm / scale, finite)
         if not self.rule.perturbs or kernels.known(finite) is False:
             return list(first)
         reached = self.reach([v for v in variables if id(v) not in frozen])
@@ -273,7 +272,7 @@ class Attachment:
         merges = kernels.has_replicas() and any(
             getattr(layer, "synchronized", False) for layer in walk.layers(self.model)
         )
-        passes = _Passes(loss, list(first), present, perturbed, evaluate, merges)
+        passes = Passes(loss, list(first), present, perturbed, evaluate, merges)
         step = ops.convert_to_tensor(optimizer.iterations)
         if is_due is None:
             is_due = ops.equal(ops.cast(step, "int32") % self.rule.every, 0)
@@ -298,7 +297,7 @@ class Attachment:
             gap = passes.loss - ops.cast(loss, passes.loss.dtype)
             # A perturbed loss may overflow where the loss itself does not.
             known = ops.logical_and(passes.made, ops.logical_and(finite, ops.isfinite(gap)))
-            _update(self.gap, gap, known)
+            add(self.gap, gap, known)
         # Where the first pass was not finite, its gradients tell the optimizer which group is at
         # fault.
         results = [second[place] for place in present]
@@ -308,78 +307,6 @@ class Attachment:
         for place, gradient in zip(present, kernels.shares_of_replicas(results), strict=True):
             gradients[place] = gradient
         return gradients
-
-
-class _Passes:
-    """The passes after the first, in one batch."""
-
-    def __init__(
-        self,
-        loss: Tensor,
-        first: list[Tensor | None],
-        present: list[int],
-        perturbed: list[int],
-        evaluate: Evaluate,
-        merges: bool,
-    ) -> None:
-        self.loss = loss
-        self.last: dict[int, Tensor] = {}
-        # Whether any of them was made, a boolean scalar; `None` if none was asked for.
-        self.made: Tensor | None = None
-        self._first = first
-        self._present = present
-        self._perturbed = perturbed
-        self._evaluate = evaluate
-        self._merges = merges
-
-    def take(
-        self, perturbations: Callable[[], list[Tensor]], only_if: Tensor | bool | None
-    ) -> list[Tensor]:
-        first_loss, present = self.loss, self._present
-
-        def another() -> list[Tensor]:
-            at: list[Tensor | None] = [None] * len(self._first)
-            for place, perturbation in zip(self._perturbed, perturbations(), strict=True):
-                at[place] = perturbation
-            loss, gradients = self._evaluate(at)
-            return [ops.cast(loss, first_loss.dtype), *(gradients[place] for place in present)]
-
-        def none() -> list[Tensor]:
-            return [first_loss, *(self._first[place] for place in present)]
-
-        if only_if is None:
-            results = another()
-        elif only_if is False:
-            results = none()
-        elif self._merges and kernels.known(only_if) is None:
-            # Replicas cannot merge in a branch.
-            results = kernels.select(only_if, another(), none())
-        else:
-            results = kernels.either(only_if, another, none)
-        missing = [p for p, result in zip(present, results[1:], strict=True) if result is None]
-        if missing:
-            raise ValueError(
-                "The second pass must reach every variable that the first one reaches. Received: "
-                f"no gradient for {len(missing)} variables. Does `call` depend on something that "
-                "changes from one call to the next?"
-            )
-        self.loss = results[0]
-        made = ops.convert_to_tensor(True if only_if is None else only_if)
-        self.made = made if self.made is None else ops.logical_or(self.made, made)
-        summed = map(kernels.combine_repeated_rows, kernels.sum_over_replicas(results[1:]))
-        self.last = dict(zip(present, summed, strict=True))
-        return [self.last[place] for place in self._perturbed]
-
-
-class _MeanOrNaN(keras.metrics.Mean):
-    """A mean that is NaN, rather than 0, where there is nothing to take it of."""
-
-    def result(self) -> Tensor:
-        """Returns the mean."""
-        count = ops.convert_to_tensor(self.count)
-        nothing = ops.equal(count, 0)
-        mean = self.total / ops.where(nothing, ops.ones_like(count), count)
-        return ops.where(nothing, ops.full_like(mean, float("nan")), mean)
 
 
 def _as(gradient: Tensor, value: Tensor) -> Tensor:
@@ -401,12 +328,3 @@ class _Owner:
         variable = keras.Variable(initializer, shape=shape, dtype=dtype, trainable=False, **options)
         self._variables.append(variable)
         return variable
-
-
-def _update(metric: Any, value: Tensor, counts: Tensor) -> None:
-    """Adds a value to a mean, or nothing where it does not count."""
-    value = ops.cast(value, "float32")
-    metric.update_state(
-        ops.where(counts, value, ops.zeros_like(value)),
-        sample_weight=ops.cast(counts, "float32"),
-    )

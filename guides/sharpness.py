@@ -97,8 +97,9 @@ for name in ("loss", "sam_gap", "gradient_norm"):
 
 """
 `sam_gap` is the perturbed loss minus the loss, averaged over the batches that took a second pass:
-how sharp the place is, as far as `rho` sees. It is NaN where none did, and evaluation has none. `gradient_norm` is the norm of the first gradient over all groups that move.
-To first order the gap is `rho` times that norm; what differs is curvature.
+how sharp the place is, as far as `rho` sees. It is NaN where none did, and evaluation has none.
+`gradient_norm` is the norm of the first gradient over all groups that move. To first order the gap
+is `rho` times that norm; what differs is curvature.
 """
 
 assert all(gap > 0 for gap in logs["sam_gap"])

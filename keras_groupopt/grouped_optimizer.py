@@ -477,6 +477,10 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
         if self._parts.received is None:
             return
         received = self._parts.received
+        made, running = self._parts.received_in, self._declaration.train_function()
+        if made is not None and running is not None and made() is not running():
+            # The model was compiled since, and no step of that ran.
+            return
         now = frozenset(self._positions(list(var_list)))
         if now != received:
             paths = [v.path for v in self._parts.plan.variables if v.position in now ^ received]

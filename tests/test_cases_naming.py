@@ -59,6 +59,18 @@ def test_a_layer_frozen_later_without_compile_is_left_alone_or_said():
     assert weights(model)["a/kernel"] == (-2.0 if ON_TENSORFLOW else -1.0)
 
 
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+def test_a_model_frozen_as_a_whole_and_compiled_again_is_not_said_to_have_changed():
+    model = towers("a", "b")
+    train(model, sgd(model))
+    model.trainable = False
+    model.compile(optimizer=model.optimizer, loss=mean_output)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", "`trainable` changed")
+        fit(model)
+    assert weights(model) == {"a/kernel": -1.0, "b/kernel": -1.0}
+
+
 @pytest.mark.parametrize("compiled_again", [True, False], ids=["compiled again", "not compiled"])
 def test_a_layer_unfrozen_later_is_refused_by_its_path_on_every_backend(compiled_again):
     """TensorFlow trained without it and said nothing."""

@@ -339,9 +339,13 @@ def update_metrics(model: Any, values: Any, loss: Any, *batch: Any) -> tuple[Any
 
 
 def with_layouts(model: Any, state: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the state of a training step on JAX, laid out over devices as Keras 3.10 wants it."""
+    """Returns the state of a training step on JAX, laid out over devices as Keras 3.10 wants it.
+
+    There `fit` notes the layouts when it begins; in a loop of one's own there are none to keep.
+    """
+    noted = hasattr(model, "_trainable_variable_shardings")
     enforce = getattr(model, "_enforce_jax_state_sharding", None)
-    return state if enforce is None else tuple(enforce(*state))
+    return tuple(enforce(*state)) if enforce is not None and noted else state
 
 
 def build_for(model: Any, data: Any) -> None:

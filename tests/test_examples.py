@@ -119,6 +119,7 @@ def test_each_method_of_the_sharpness_example_is_the_one_before_and_one_thing_mo
 
 
 def test_the_picture_of_minima_shows_the_losses_that_are_printed(new_process, tmp_path):
+    pytest.importorskip("matplotlib")
     picture = tmp_path / "new folder" / "picture.png"
     few = ("--epochs", "1", "--directions", "2", "--points", "1", "--output", str(picture))
     printed = new_process(EXAMPLES / "loss_around_minimum.py", *few, env={"COLUMNS": "120"})

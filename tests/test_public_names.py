@@ -23,7 +23,9 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 # default and a `get_config`.
 BASES = ("GradientRule", "SharpnessAware")
 EXAMPLES: dict[str, Callable[[], Any]] = {
-    "SharpnessAwareModel": lambda: kgo.SharpnessAwareModel(i := keras.Input((2,)), i),
+    "SharpnessAwareModel": lambda: kgo.SharpnessAwareModel(
+        i := keras.Input((2,)), keras.layers.Dense(2)(i)
+    ),
     "ConstantRate": lambda: kgo.ConstantRate(1e-4),
     "LossScaleOptimizer": lambda: kgo.LossScaleOptimizer(kgo.GroupedOptimizer(), 1024),
 }

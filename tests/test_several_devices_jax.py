@@ -24,7 +24,8 @@ def test_four_devices_give_the_numbers_of_one_and_compile_one_step(found, place,
     result = found["rows"][f"{place}: {row}"]
     assert result["difference"] < 1e-6
     assert result["misplaced"] == []
-    assert result["compiled"] == 0
+    # On a CPU LookSAM has a step with a second pass, and one without.
+    assert result["compiled"] == (1 if row == "LookSAM" else 0)
 
 
 @pytest.mark.parametrize("action", LIVE)

@@ -238,7 +238,8 @@ def without_reduction(rule: Any) -> Any:
     rule's class stays ahead of ours, so that what it does in that hook itself is still done.
     """
     cls = type(rule)
-    own = type(cls.__name__, (cls, _WithoutReduction), {"__module__": cls.__module__})
+    names = {"__module__": cls.__module__, "stands_for": cls}
+    own = type(cls.__name__, (cls, _WithoutReduction), names)
     object.__setattr__(rule, "__class__", own)
     return rule
 

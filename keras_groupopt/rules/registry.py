@@ -151,8 +151,11 @@ def rule_of(instance: Any) -> Rule:
 
 
 def type_of(instance: Any) -> type:
-    """Returns the class a user wrote: Keras puts a subclass of its own in its place on torch."""
-    cls = type(instance)
+    """Returns the class a user wrote, where another stands for it.
+
+    Keras puts a subclass of its own in its place on torch, and we do on TensorFlow.
+    """
+    cls: type = vars(type(instance)).get("stands_for", type(instance))
     if not _compat.is_keras_own(cls):
         # A user's class may have the name of its base.
         return cls

@@ -15,6 +15,18 @@ Each gets three settings of what it adds, chosen by the loss on images held out 
     python examples/finetune_sharpness.py --seeds 5
 
 Needs no network. Stop it with Ctrl-C; the same command goes on where it stopped.
+
+On torch and two CPU cores that printed, as accuracy on the test images:
+
+    seed             0      1      2      3      4    mean ± deviation
+    plain        0.780  0.782  0.784  0.760  0.698       0.761 ± 0.036
+    ratio        0.760  0.770  0.762  0.772  0.742       0.761 ± 0.012
+    ratio+L2-SP  0.748  0.756  0.760  0.754  0.734       0.750 ± 0.010
+    +EMA         0.744  0.756  0.758  0.754  0.734       0.749 ± 0.010
+    +SAM         0.724  0.764  0.752  0.752  0.732       0.745 ± 0.016
+
+A slower backbone makes the result depend less on the seed. The other three gain nothing on this
+task of 300 images and 100 steps, and their settings hardly differ on the images held out.
 """
 
 from __future__ import annotations

@@ -337,7 +337,8 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
         self._capture_once(parts)
         parts.received = frozenset(positions)
         parts.received_in = self._declaration.train_function()
-        missing = list[str]()
+        # Neither AutoGraph nor `torch.compile` can read an annotation here.
+        missing = []  # type: ignore[var-annotated]
 
         def step_on_device(sums: list[Tensor | None], samples: Tensor | None) -> None:
             with keras.name_scope(self.name):

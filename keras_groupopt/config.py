@@ -265,10 +265,10 @@ def scalars_to_keep(saved: Mapping[str, Any], now: Mapping[str, Any]) -> set[str
     """
     kept = set()
     for key, value in now.items():
-        if key not in saved or saved[key] != value:
-            kept.add(key)
-            if key not in saved:
-                continue
+        if key in saved and saved[key] == value:
+            continue
+        kept.add(key)
+        if key in saved:
             _logger.warning(
                 "%s: declared as %s when it was saved, now %s; the present declaration counts.",
                 key.lstrip("@"),

@@ -16,7 +16,6 @@ from keras_groupopt.kernels.tensorflow_replicas import has_replicas as has_repli
 from keras_groupopt.kernels.tensorflow_replicas import loss_of_all as loss_of_all
 from keras_groupopt.kernels.tensorflow_replicas import once as once
 from keras_groupopt.kernels.tensorflow_replicas import over_replicas as over_replicas
-from keras_groupopt.kernels.tensorflow_replicas import shares_of_replicas as shares_of_replicas
 from keras_groupopt.kernels.tensorflow_replicas import sum_over_replicas as sum_over_replicas
 from keras_groupopt.kernels.tensorflow_replicas import without_reduction as without_reduction
 
@@ -67,6 +66,13 @@ def scale(gradients: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
         _with_values(gradient, _values(gradient) * tf.cast(factor, gradient.dtype))
         for gradient in gradients
     ]
+
+
+def shares_of_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """Returns what replicas sum up to `gradients`, of which each has the whole."""
+    if not has_replicas():
+        return list(gradients)
+    return scale(gradients, 1.0 / tf.distribute.get_strategy().num_replicas_in_sync)
 
 
 def clip_by_value(gradient: Tensor, limit: float) -> Tensor:

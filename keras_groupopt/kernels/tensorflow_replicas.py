@@ -133,19 +133,6 @@ def has_replicas() -> bool:
     return _replicas() is not None
 
 
-def shares_of_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
-    """Returns what replicas sum up to `gradients`, of which each has the whole."""
-    if _replicas() is None:
-        return list(gradients)
-    share = 1.0 / tf.distribute.get_strategy().num_replicas_in_sync
-    return [
-        tf.IndexedSlices(g.values * tf.cast(share, g.dtype), g.indices, g.dense_shape)
-        if isinstance(g, tf.IndexedSlices)
-        else g * tf.cast(share, g.dtype)
-        for g in gradients
-    ]
-
-
 def loss_of_all(loss: Tensor) -> Tensor:
     """Returns the loss that a replica's gradient is of, without its share of the batch."""
     return loss * tf.cast(tf.distribute.get_strategy().num_replicas_in_sync, loss.dtype)
@@ -161,22 +148,21 @@ def assign_on_replicas(variables: Sequence[Any], values: Sequence[Tensor], only_
             strategy.extended.update(target, _assign, args=(value, only_if), group=False)
 
     context = _replicas()
-    if context is not None:
+    if context is None:
+        _assign_all(targets, wide, only_if)
+    else:
         context.merge_call(merged, args=(wide, only_if))
-        return
-
-    def assign() -> Tensor:
-        for target, value in zip(targets, wide, strict=True):
-            target.assign(value)
-        return tf.constant(True)
-
-    tf.cond(only_if, assign, lambda: tf.constant(False))
 
 
 @tf.autograph.experimental.do_not_convert
 def _assign(target: Any, value: Tensor, only_if: Tensor) -> None:
+    _assign_all([target], [value], only_if)
+
+
+def _assign_all(targets: Sequence[Any], values: Sequence[Tensor], only_if: Tensor) -> None:
     def assign() -> Tensor:
-        target.assign(value)
+        for target, value in zip(targets, values, strict=True):
+            target.assign(value)
         return tf.constant(True)
 
     tf.cond(only_if, assign, lambda: tf.constant(False))

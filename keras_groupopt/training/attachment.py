@@ -36,7 +36,7 @@ class Attachment:
     """
 
     def __init__(self, rule: GradientRule, model: Any) -> None:
-        other = None if rule._attachment is None else rule._attachment()
+        other = rule._attached()
         if other is not None and other.model is not None and other.model is not model:
             raise ValueError(
                 "A gradient rule must belong to one model. Received: "

@@ -179,10 +179,14 @@ class GradientRule:
             name, self._declared[name], value, type(self).__name__
         )
         self._current[name] = value
-        self._attachment().note_late(name, value)  # type: ignore[misc, union-attr]
+        self._attached().note_late(name, value)
+
+    def _attached(self) -> Any:
+        """Returns what ties the rule to its model, or `None`."""
+        return None if self._attachment is None else self._attachment()
 
     def _is_compiled(self) -> bool:
-        attachment = None if self._attachment is None else self._attachment()
+        attachment = self._attached()
         return attachment is not None and attachment.compiled
 
     def _check_not_compiled(self, name: str, value: Any) -> None:
@@ -210,13 +214,13 @@ class GradientRule:
 
     def _scalar(self, name: str) -> Any:
         """Returns the scalar that holds a hyperparameter's present value, if there is one yet."""
-        attachment = None if self._attachment is None else self._attachment()
+        attachment = self._attached()
         state = None if attachment is None else attachment.state
         return None if state is None else state.scalars[name]
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments, and numbers that were set since, as plain JSON."""
-        attachment = None if self._attachment is None else self._attachment()
+        attachment = self._attached()
         catalog = None if attachment is None else attachment.catalog()
         config: dict[str, Any] = {}
         for name in self.selectors:

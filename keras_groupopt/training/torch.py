@@ -22,30 +22,26 @@ class TrainStep(StatefulTrainStep):
     def _passes(self, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Takes the passes; what torch itself draws and counts is the first's, too."""
         before = kernels.random_states()
+        # Modules of torch keep statistics in buffers, which no scope of Keras sees.
+        own = list(self.buffers())
+        after: list[Tensor] = []
+        states: list[Any] = []
         passes = 0
 
-        def compute() -> Tensor:
+        def counted() -> Tensor:
             nonlocal passes
             passes += 1
             if passes > 1:
                 # Layers without a seed draw from torch's own generators.
                 kernels.restore_random_states(before)
-            return compute_loss()
-
-        # Modules of torch keep statistics in buffers, which no scope of Keras sees.
-        own = list(self.buffers())
-        after: list[Tensor] = []
-
-        def first_or_again() -> Tensor:
-            loss = compute()
-            if passes == 1:
-                after.extend(buffer.clone() for buffer in own)
-                states.extend(kernels.random_states())
+                return compute_loss()
+            loss = compute_loss()
+            after.extend(buffer.clone() for buffer in own)
+            states.extend(kernels.random_states())
             return loss
 
-        states: list[Any] = []
         try:
-            return super()._passes(first_or_again)
+            return super()._passes(counted)
         finally:
             if passes > 1:
                 kernels.restore_random_states(states)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -160,7 +161,14 @@ class Binding:
     def _resolve(self, variables: list[Any]) -> planning.Plan:
         plan = self._resolve_declared(variables)
         overwritten = [i for i, v in enumerate(variables) if overwritten_by_gradient(v)]
-        return planning.without_decay(plan, overwritten)
+        return self._with_gradient_rule(planning.without_decay(plan, overwritten))
+
+    def _with_gradient_rule(self, plan: planning.Plan) -> planning.Plan:
+        wanted = self._declaration.gradient_rule
+        if wanted is None:
+            return plan
+        scalars = {f"{wanted.name}.{name}": value for name, value in wanted.scalars.items()}
+        return dataclasses.replace(plan, gradient_rule=scalars)
 
     def _resolve_declared(self, variables: list[Any]) -> planning.Plan:
         declaration = self._declaration

@@ -12,6 +12,7 @@ import keras
 import numpy as np
 
 from keras_groupopt import selectors, wording
+from keras_groupopt.base_rate import FromBase
 from keras_groupopt.declaration import Declaration
 from keras_groupopt.ema import EMA, SWA, KerasEMA
 from keras_groupopt.groups import Anchor, Group
@@ -305,6 +306,9 @@ def warn_unserializable(groups: Sequence[Group], defaults: Defaults) -> None:
     if callable(rate) and not hasattr(rate, "get_config") and not is_registered(rate):
         reasons.append(f"the base learning rate is the function {rate!r}")
     for group in groups:
+        own = group.learning_rate
+        if isinstance(own, FromBase) and not is_registered(own.function):
+            reasons.append(f"`learning_rate` of {group.where} is {own!r}")
         for name in ("selector", "exclude_from_decay"):
             selector = getattr(group, name)
             if isinstance(selector, Selector) and not selector.is_serializable():

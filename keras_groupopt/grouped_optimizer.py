@@ -200,7 +200,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
             unclaimed=check_choice("unclaimed", unclaimed, ("default", "freeze", "error")),
             overlap=check_choice("overlap", overlap, ("error", "first", "last")),
         )
-        registry.make_rule(defaults.rule, 0.0, where)
+        registry.check_rule(defaults.rule, where)
         resolve.check_declared(lifted, defaults)
         self._declaration = Declaration(lifted, defaults)
         self._parts: Parts | None = None

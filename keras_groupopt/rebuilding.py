@@ -34,6 +34,7 @@ class Rebuilding:
     _layout: Any
     _resolve: Any
     _make_parts: Any
+    _with_gradient_rule: Any
     iterations: Any
 
     def rebuild(self, model: Any, groups: Any = None) -> state.Report:
@@ -131,7 +132,9 @@ class Rebuilding:
         new.go_on_from(old)
         for variable in [] if old is None else old.variables:
             _compat.untrack(self, variable)
-        parts.plan = planning.with_state_bytes(parts.plan, parts.state_bytes())
+        parts.plan = self._with_gradient_rule(
+            planning.with_state_bytes(parts.plan, parts.state_bytes())
+        )
 
     def _give_old_state(self, old: Parts | None, parts: Parts) -> state.Report:
         terms = state.Terms(strict=False, moves=True)

@@ -334,7 +334,7 @@ def _move(parts: Parts, routed: Routed, settings: Settings, norms: Tensor | None
         if own:
             group.update(own, places, base, at)
         elif not group.frozen:
-            group.skip()
+            group.skip(at)
 
 
 def _finish(parts: Parts, routed: Routed, settings: Settings, variables: Sequence[Any]) -> None:

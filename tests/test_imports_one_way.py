@@ -16,14 +16,16 @@ BACKENDS = ("tensorflow", "jax", "torch")
 # From the bottom up. A part may import parts of the rows above it in this table, and of its own
 # row; `ALONE` import nothing of ours at all.
 ROWS = (
-    ("variable_info", "views", "arguments", "naming", "wording", "_compat", "atomic"),
+    ("variable_info", "views", "arguments", "base_rate", "naming", "wording", "_compat", "atomic"),
     ("selectors", "ema"),
     ("groups", "ratios"),
+    ("bindings",),
     ("plan",),
     ("resolve",),
     ("walk",),
+    ("kernels",),
     ("rules", "schedules"),
-    ("slots", "hyperparameters", "kernels"),
+    ("slots", "hyperparameters"),
     ("decay", "clipping", "accumulation", "averaging", "finiteness", "sharpness"),
     ("memory", "anchors", "gradient_state", "variable_rates"),
     ("group_parts",),
@@ -45,17 +47,19 @@ ROWS = (
     ),
     ("__init__",),
 )
-ALONE = ("variable_info", "views", "arguments", "naming", "_compat", "atomic")
+ALONE = ("variable_info", "views", "arguments", "base_rate", "naming", "_compat", "atomic")
 PURE = (
     "variable_info",
     "views",
     "arguments",
+    "base_rate",
     "naming",
     "wording",
     "selectors",
     "ema",
     "groups",
     "ratios",
+    "bindings",
     "plan",
     "resolve",
 )

@@ -45,6 +45,7 @@ _OPERATIONS = (
     "shares_of_replicas",
     "shrink",
     "sum_over_replicas",
+    "trace",
     "without_gradients",
     "without_reduction",
 )
@@ -79,6 +80,7 @@ _fast = importlib.import_module(f"keras_groupopt.kernels.{keras.backend.backend(
     shares_of_replicas,
     shrink,
     sum_over_replicas,
+    trace,
     without_gradients,
     without_reduction,
 ) = (

@@ -34,6 +34,14 @@ def sum_over_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
     return list(gradients)
 
 
+def trace(step: Callable[[Tensor], None]) -> None:
+    """Tries a function of a step counter that assigns to variables nobody else has.
+
+    Where steps are always compiled it is traced, which does not run it.
+    """
+    step(ops.convert_to_tensor(0, dtype="int32"))
+
+
 def without_reduction(rule: Any) -> Any:
     """Lets a rule take gradients that have been summed over replicas."""
     return rule

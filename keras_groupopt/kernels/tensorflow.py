@@ -119,6 +119,11 @@ def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, co
             own.assign_add(part * (value - own))
 
 
+def trace(step: Callable[[Tensor], None]) -> None:
+    """Traces a function of a step counter that assigns to variables nobody else has."""
+    tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec((), tf.int32))
+
+
 def known(predicate: Tensor) -> bool | None:
     """Returns a boolean scalar's value, or `None` while a step is being compiled."""
     return bool(predicate) if tf.executing_eagerly() else None

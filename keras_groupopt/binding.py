@@ -120,7 +120,8 @@ class Binding:
         present = walk.describe_model(model)
         own = [id(variable) for variable in model.trainable_variables]
         paths = {variable.identity: variable.path for variable in present}
-        return own == [id(variable) for variable in parts.variables] and all(
+        held = self._declaration.held
+        return own == [id(v) for v in parts.variables if id(v) not in held] and all(
             paths.get(identity) == path for identity, path in parts.paths.items()
         )
 

@@ -33,6 +33,7 @@ ROWS = (
     ("step", "declaration", "config"),
     ("state",),
     ("binding", "running_values", "persistence", "rebuilding"),
+    ("freezing",),
     ("grouped_optimizer",),
     ("loss_scale",),
     (

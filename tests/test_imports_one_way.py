@@ -17,12 +17,12 @@ BACKENDS = ("tensorflow", "jax", "torch")
 # row; `ALONE` import nothing of ours at all.
 ROWS = (
     ("variable_info", "views", "arguments", "naming", "wording", "_compat", "atomic"),
-    ("selectors", "ema"),
+    ("selectors", "ema", "horizon"),
     ("groups",),
     ("plan",),
     ("resolve",),
     ("walk",),
-    ("rules", "schedules"),
+    ("rules", "schedules", "registered"),
     ("slots", "hyperparameters", "kernels"),
     ("decay", "clipping", "accumulation", "averaging", "finiteness", "sharpness"),
     ("memory", "anchors", "gradient_state"),
@@ -54,6 +54,7 @@ PURE = (
     "wording",
     "selectors",
     "ema",
+    "horizon",
     "groups",
     "plan",
     "resolve",

@@ -4,6 +4,7 @@
 learning-rate ratio, decay and anchor.
 """
 
+from keras_groupopt import schedules as schedules
 from keras_groupopt.atomic import save_weights as save_weights
 from keras_groupopt.averaged_weights import averaged_weights as averaged_weights
 from keras_groupopt.averaged_weights import load_averages as load_averages
@@ -27,6 +28,7 @@ from keras_groupopt.groups import rule as rule
 from keras_groupopt.loss_scale import LossScaleOptimizer as LossScaleOptimizer
 from keras_groupopt.plan import Plan as Plan
 from keras_groupopt.rules.radam import RAdam as RAdam
+from keras_groupopt.schedules.combined import warmup as warmup
 from keras_groupopt.schedules.constant import ConstantRate as ConstantRate
 from keras_groupopt.schedules.constant import constant as constant
 from keras_groupopt.selectors import Selector as Selector

@@ -16,16 +16,16 @@ from keras_groupopt.base_rate import FromBase
 from keras_groupopt.declaration import Declaration
 from keras_groupopt.ema import EMA, SWA, KerasEMA
 from keras_groupopt.groups import Anchor, Group
-from keras_groupopt.hyperparameters import (
+from keras_groupopt.parts import Parts
+from keras_groupopt.plan import Defaults, Plan
+from keras_groupopt.ratios import Ratio
+from keras_groupopt.registered import (
     deserialize_scalar,
     is_registered,
     registered_function,
     registered_function_name,
     serialize_scalar,
 )
-from keras_groupopt.parts import Parts
-from keras_groupopt.plan import Defaults, Plan
-from keras_groupopt.ratios import Ratio
 from keras_groupopt.rules.serialization import deserialize_rule, serialize_rule
 from keras_groupopt.selectors import Selector
 

@@ -28,6 +28,7 @@ from keras_groupopt.binding import Binding
 from keras_groupopt.declaration import Declaration, check_base, check_choice, check_default_rule
 from keras_groupopt.ema import Average, as_average
 from keras_groupopt.groups import as_anchor, as_exclusion, as_groups, as_rule
+from keras_groupopt.measuring import Measuring
 from keras_groupopt.parts import Parts
 from keras_groupopt.persistence import Persistence
 from keras_groupopt.rebuilding import Rebuilding
@@ -53,7 +54,9 @@ _FIXED = (
 
 
 @keras.saving.register_keras_serializable(package="keras_groupopt")
-class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.optimizers.Optimizer):
+class GroupedOptimizer(
+    Binding, RunningValues, Rebuilding, Persistence, Measuring, keras.optimizers.Optimizer
+):
     """Trains each group of a model's variables with its own rule, rate, decay and anchor.
 
     At optimizer step `t`, for a variable `w` with gradient `g` in group `G`:
@@ -280,6 +283,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
                     registry.claim_instance(planned.group.rule, self, planned.group.where)
             parts.make_variables(self)
             parts.digest = state.protect(self, parts)
+        parts.measures = self.make_measures(parts, declaration.measured)
         try:
             state.place(state.entries_of(self, parts))
         except ValueError:

@@ -31,6 +31,8 @@ class Declaration:
         self.held: set[int] = set()
         # What the gradient rule of the model asks to be kept.
         self.gradient_rule: Wanted | None = None
+        # What steps are to measure.
+        self.measured: frozenset[str] = frozenset()
 
     @property
     def resting(self) -> list[dict[str, Any]]:

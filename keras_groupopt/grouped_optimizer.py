@@ -29,6 +29,7 @@ from keras_groupopt.declaration import Declaration, check_base, check_choice, ch
 from keras_groupopt.ema import Average, as_average
 from keras_groupopt.freezing import Freezing
 from keras_groupopt.groups import as_anchor, as_exclusion, as_groups, as_rule
+from keras_groupopt.measuring import Measuring
 from keras_groupopt.parts import Parts
 from keras_groupopt.persistence import Persistence
 from keras_groupopt.ratios import as_ratios
@@ -57,7 +58,13 @@ _FIXED = (
 
 @keras.saving.register_keras_serializable(package="keras_groupopt")
 class GroupedOptimizer(
-    Binding, RunningValues, Rebuilding, Freezing, Persistence, keras.optimizers.Optimizer
+    Binding,
+    RunningValues,
+    Rebuilding,
+    Freezing,
+    Persistence,
+    Measuring,
+    keras.optimizers.Optimizer,
 ):
     """Trains each group of a model's variables with its own rule, rate, decay and anchor.
 
@@ -294,6 +301,7 @@ class GroupedOptimizer(
                     registry.claim_instance(planned.group.rule, self, planned.group.where)
             parts.make_variables(self)
             parts.digest = state.protect(self, parts)
+        parts.measures = self.make_measures(parts, declaration.measured)
         try:
             state.place(state.entries_of(self, parts))
         except ValueError:

@@ -281,11 +281,11 @@ def _around(model: Any, optimizer: Any) -> Sequence[Any]:
     return [link for link in _chain(model) if link is not optimizer and link.built]
 
 
-def forget_compiled(model: Any) -> None:
+def forget_compiled(model: Any, kinds: Sequence[str] = _COMPILED) -> None:
     """Makes compiled functions anew: they hold the variables they were compiled for."""
     if getattr(model, "train_function", None) is not None:
         _compat.note_shardings(model)
-    for kind in _COMPILED:
+    for kind in kinds:
         if getattr(model, f"{kind}_function", None) is not None:
             # Not only dropped: `fit`, in which this may run, does not make it again.
             getattr(model, f"make_{kind}_function")(force=True)

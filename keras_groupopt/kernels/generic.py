@@ -97,6 +97,31 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     return ops.sqrt(ops.sum(ops.stack(squares)))
 
 
+def distance(values: Sequence[Tensor], variables: Sequence[Any]) -> Tensor:
+    """Returns `‖v − w‖` over values and variables of their shapes, a float32 scalar.
+
+    Args:
+        values: Tensors, which may be written to.
+        variables: Variables.
+    """
+    squares = [
+        ops.sum(ops.square(ops.cast(value, "float32") - ops.cast(variable, "float32")))
+        for value, variable in zip(values, variables, strict=True)
+    ]
+    return ops.sqrt(ops.sum(ops.stack(squares)))
+
+
+def largest(gradients: Sequence[Tensor]) -> Tensor:
+    """Returns the largest absolute value of an element of any gradient, a float32 scalar."""
+    zero = ops.zeros((), "float32")
+    found = [
+        ops.cast(ops.max(ops.abs(gradient)), "float32")
+        for gradient in gradients
+        if 0 not in tuple(gradient.shape)
+    ]
+    return ops.max(ops.stack([zero, *found]))
+
+
 def scale(gradients: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
     """Returns each gradient times `factor`, in the gradient's dtype."""
     return [ops.multiply(gradient, ops.cast(factor, gradient.dtype)) for gradient in gradients]

@@ -29,6 +29,10 @@ class Declaration:
         # How many groups `freeze_to` froze, and the identities of the variables it froze.
         self.frozen_to = 0
         self.held: set[int] = set()
+        # The length of the run, where it was set before the build.
+        self.total_steps: int | None = None
+        # The identities of schedules that were said to be shorter than the run.
+        self.said_short: set[int] = set()
         # What the gradient rule of the model asks to be kept.
         self.gradient_rule: Wanted | None = None
         # What steps are to measure.

@@ -18,7 +18,7 @@ BACKENDS = ("tensorflow", "jax", "torch")
 ROWS = (
     ("variable_info", "views", "arguments", "naming", "wording", "_compat", "atomic"),
     ("selectors", "ema", "horizon"),
-    ("groups",),
+    ("groups", "curves"),
     ("plan",),
     ("resolve",),
     ("walk",),
@@ -55,6 +55,7 @@ PURE = (
     "selectors",
     "ema",
     "horizon",
+    "curves",
     "groups",
     "plan",
     "resolve",

@@ -67,7 +67,8 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
             ValueError: If it is `"fit"`, outside of a run.
         """
         total = steps_in_force(getattr(self, "total_steps", None), type(self).__name__)
-        return total if isinstance(total, int) else ops.cast(total, "int32")
+        # A run that is too short for what comes first is refused only where it is a number.
+        return total if isinstance(total, int) else ops.maximum(ops.cast(total, "int32"), 1)
 
     def end(self) -> int | None:
         """Returns the step from which on the value stays, or `None` where it never does."""

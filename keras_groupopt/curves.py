@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from keras_groupopt.arguments import check_count, is_schedule
@@ -24,6 +24,22 @@ Curves = dict[str, Any]
 # A drawing starts from evenly spread points, and gets more where a curve leaves the line between
 # two of them by more than this share of its range.
 _EVEN, _MOST, _TOLERANCE = 64, 800, 0.003
+
+
+_compile: Callable[[Any], Callable[[int], Any]] | None = None
+
+
+def set_compiler(compiler: Callable[[Any], Callable[[int], Any]]) -> None:
+    """Sets how a schedule becomes a function that is fast to call at many steps.
+
+    Nothing here knows of a backend; whoever does hands it in.
+
+    Args:
+        compiler: Takes a schedule, returns a function of a step. It is called once per drawing, as
+            a schedule may depend on the run's length.
+    """
+    global _compile
+    _compile = compiler
 
 
 def curves(
@@ -138,6 +154,7 @@ class _Reader:
     def __init__(self, plan: Any, total: int | None) -> None:
         self.plan = plan
         self.total = total
+        self._functions: dict[int, Callable[[int], Any]] = {}
         self._known: dict[tuple[int, int], float] = {}
 
     def at(self, steps: Sequence[int], shares: Sequence[Any] = ()) -> Curves:
@@ -184,10 +201,13 @@ class _Reader:
         return [self.value(scalar, step) for step in steps]
 
     def value(self, schedule: Any, step: int) -> float:
-        key = (id(schedule), step)
-        if key not in self._known:
-            self._known[key] = float(schedule(step))
-        return self._known[key]
+        # The plan holds its schedules, so that no other gets the same id.
+        name = id(schedule)
+        if name not in self._functions:
+            self._functions[name] = schedule if _compile is None else _compile(schedule)
+        if (name, step) not in self._known:
+            self._known[name, step] = float(self._functions[name](step))
+        return self._known[name, step]
 
 
 def _arguments(group: Any) -> list[tuple[str, Any]]:

@@ -104,6 +104,28 @@ def test_a_drawing_has_points_where_a_curve_jumps_or_bends(schedule, exact):
     np.testing.assert_allclose(np.interp(exact, steps, line), every, atol=0.01)
 
 
+class Halving(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule that only an eager step can call."""
+
+    def __call__(self, step: Any) -> Any:
+        return 1.0 if int(step) < 4 else 0.5
+
+    def get_config(self) -> dict[str, Any]:
+        return {}
+
+
+def test_a_schedule_that_asks_for_the_step_in_python_is_drawn_too():
+    found = by_name(curves(plan_of(learning_rate=Halving()), [3, 4, 5]))
+    assert found["default"]["learning_rate"]["highest"] == [1.0, 0.5, 0.5]
+
+
+def test_a_plan_is_drawn_anew_for_a_run_of_another_length():
+    plan = plan_of(kgo.Group("head", "head", learning_rate=Linear(1.0, "fit")))
+    for total in (8, 16, 8):
+        (rate,) = by_name(curves(plan, [4], total))["head"]["learning_rate"]["highest"]
+        assert rate == 1 - 4 / total
+
+
 @pytest.mark.parametrize(("total", "count"), [(1, 2), (30, 31)])
 def test_a_short_run_is_drawn_step_by_step(total, count):
     assert sampled(plan_of(learning_rate=Step(1.0, 1)), total)["steps"] == list(range(count))

@@ -19,9 +19,9 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
     """A value over optimizer steps: the base of these schedules, and of one of your own.
 
     A subclass names its constructor's arguments in `arguments`, sets an attribute for each, and
-    computes the value in `at(step)` from `keras.ops`, without a Python `if` on the step. Calling,
-    saving and `total_steps="fit"` are then done. It drives whatever takes a schedule: a rate, a
-    ratio, a decay, a momentum.
+    computes the value in `at(step)` from `keras.ops`, without a Python `if` on the step. Calling and
+    saving are then done. Of an argument called `total_steps`, which may be `"fit"`, `total()` is
+    the number. It drives whatever takes a schedule: a rate, a ratio, a decay, a momentum.
 
     Args:
         arguments: A class attribute, the names of the constructor's arguments.

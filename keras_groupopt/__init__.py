@@ -9,6 +9,7 @@ from keras_groupopt.atomic import save_weights as save_weights
 from keras_groupopt.averaged_weights import averaged_weights as averaged_weights
 from keras_groupopt.averaged_weights import load_averages as load_averages
 from keras_groupopt.averaged_weights import save_averaged as save_averaged
+from keras_groupopt.base_rate import from_base as from_base
 from keras_groupopt.batch_norm import update_batch_norm as update_batch_norm
 from keras_groupopt.callbacks.backup import BackupAndRestore as BackupAndRestore
 from keras_groupopt.callbacks.flush_accumulation import FlushAccumulation as FlushAccumulation

@@ -1,11 +1,12 @@
 """A plan over time: its rates, ratios, decays and momentums as plain numbers, before any training.
 
-    {"steps": [0, 25, …], "shares": [0.0, None, …], "average": [0.9, …] or None, "groups": [
-        {"name": "head", "frozen": False, "learning_rate": spread, "ratio": spread,
-         "weight_decay": [0.01, …] or None, "arguments": {"beta_1": [0.95, …]}}, …]}
+    {"steps": [0, 25, …], "shares": [0.0, None, …], "shared": {"ema.momentum": [0.9, …]},
+     "groups": [{"name": "head", "frozen": False, "learning_rate": spread, "ratio": spread,
+                 "weight_decay": [0.01, …] or None, "arguments": {"beta_1": [0.95, …]}}, …]}
 
-A spread is `{"lowest": […], "highest": […]}` over the group's variables. `arguments` holds those of
-the rule that are schedules. A frozen group has no curves: all `None`.
+A spread is `{"lowest": […], "highest": […]}` over the group's variables, which may have ratios of
+their own. `shared` and `arguments`, of the group's rule, hold what schedules drive. A frozen group
+has no curves.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from keras_groupopt.arguments import check_count, is_schedule
+from keras_groupopt.base_rate import FromBase
+from keras_groupopt.bindings import ScheduleBinding, bindings
 from keras_groupopt.horizon import end_of, horizon, needs_horizon
 
 Curves = dict[str, Any]
@@ -98,7 +101,7 @@ def run_length(plan: Any, steps: Any) -> int:
     """
     if steps is not None:
         return check_count("steps", steps, 1, where="plan")
-    schedules = list(_schedules(plan))
+    schedules = _schedules(plan)
     ends = [end for end in map(end_of, schedules) if end]
     if ends and not any(map(needs_horizon, schedules)):
         return max(ends)
@@ -158,39 +161,57 @@ class _Reader:
         self._known: dict[tuple[int, int], float] = {}
 
     def at(self, steps: Sequence[int], shares: Sequence[Any] = ()) -> Curves:
+        driven = list(bindings(self.plan))
         with horizon(self.total):
-            defaults, average = self.plan.defaults, self.plan.defaults.ema
-            momentum = getattr(average, "momentum", None)
             return {
                 "steps": list(steps),
                 "shares": list(shares) or [None] * len(steps),
-                "average": self.values(momentum, steps) if is_schedule(momentum) else None,
-                "groups": [
-                    self.group(planned, defaults.learning_rate, steps)
-                    for planned in self.plan.groups
-                ],
+                "shared": {
+                    binding.field: self.values(binding.schedule, steps)
+                    for binding in driven
+                    if binding.group is None
+                },
+                "groups": [self.group(planned, driven, steps) for planned in self.plan.groups],
             }
 
-    def group(self, planned: Any, base: Any, steps: Sequence[int]) -> Curves:
+    def group(
+        self, planned: Any, driven: Sequence[ScheduleBinding], steps: Sequence[int]
+    ) -> Curves:
         group = planned.group
         found: Curves = {"name": group.name, "frozen": group.frozen, "arguments": {}}
         if group.frozen:
             return {**found, "learning_rate": None, "ratio": None, "weight_decay": None}
-        own = self.values(base if group.learning_rate is None else group.learning_rate, steps)
-        ratios = [self.values(group.learning_rate_ratio, steps)]
-        rates = [[r * o for r, o in zip(ratio, own, strict=True)] for ratio in ratios]
+        own = self.rates(group, steps)
+        ratios = self.ratios(planned, steps)
         decay = group.weight_decay
         return {
             **found,
-            "learning_rate": _spread(rates),
+            "learning_rate": _spread([_products(own, ratio) for ratio in ratios]),
             "ratio": _spread(ratios),
             "weight_decay": None if decay is None else self.values(decay, steps),
             "arguments": {
-                name: self.values(value, steps)
-                for name, value in _arguments(group)
-                if is_schedule(value)
+                binding.field.removeprefix("rule."): self.values(binding.schedule, steps)
+                for binding in driven
+                if binding.group == group.name and binding.field.startswith("rule.")
             },
         }
+
+    def rates(self, group: Any, steps: Sequence[int]) -> list[float]:
+        """What the group's ratios multiply: the base rate, what it makes of that, or its own."""
+        own, base = group.learning_rate, self.plan.defaults.learning_rate
+        if isinstance(own, FromBase):
+            return [float(own.function(rate)) for rate in self.values(base, steps)]
+        return self.values(base if own is None else own, steps)
+
+    def ratios(self, planned: Any, steps: Sequence[int]) -> list[list[float]]:
+        """The group's ratio, times each of those that its variables have."""
+        ratio = self.values(planned.group.learning_rate_ratio, steps)
+        given = self.plan.defaults.ratios
+        places = dict.fromkeys(variable.ratio_index for variable in planned.variables)
+        return [
+            ratio if place is None else _products(ratio, self.values(given[place].value, steps))
+            for place in places
+        ]
 
     def values(self, scalar: Any, steps: Sequence[int]) -> list[float]:
         """A number, a function without arguments (both fixed), or a schedule at each step."""
@@ -210,21 +231,13 @@ class _Reader:
         return self._known[name, step]
 
 
-def _arguments(group: Any) -> list[tuple[str, Any]]:
-    return [] if group.rule is None else list(group.rule.arguments.items())
+def _schedules(plan: Any) -> list[Any]:
+    """Every schedule that drives something in a plan."""
+    return [found.schedule for found in bindings(plan) if is_schedule(found.schedule)]
 
 
-def _schedules(plan: Any) -> Iterator[Any]:
-    """Every schedule of a plan: of rates, ratios, decays, arguments and the average."""
-    scalars = [getattr(plan.defaults.ema, "momentum", None)]
-    for planned in plan.groups:
-        group = planned.group
-        if group.frozen:
-            continue
-        own = plan.defaults.learning_rate if group.learning_rate is None else group.learning_rate
-        scalars += [own, group.learning_rate_ratio, group.weight_decay]
-        scalars += [value for _, value in _arguments(group)]
-    return (scalar for scalar in scalars if is_schedule(scalar))
+def _products(first: Sequence[float], second: Sequence[float]) -> list[float]:
+    return [a * b for a, b in zip(first, second, strict=True)]
 
 
 def _spread(each: Sequence[Sequence[float]]) -> Curves:

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from keras_groupopt.arguments import is_schedule
+from keras_groupopt.base_rate import FromBase
 
 
 def serialize_scalar(value: Any, where: str) -> Any:
@@ -19,6 +20,8 @@ def serialize_scalar(value: Any, where: str) -> Any:
         return value
     if is_schedule(value):
         return keras.saving.serialize_keras_object(value)
+    if isinstance(value, FromBase):
+        return {"from_base": registered_function_name(value.function, where)}
     return {"function": registered_function_name(value, where)}
 
 
@@ -28,6 +31,8 @@ def deserialize_scalar(value: Any, where: str) -> Any:
         return value
     if "function" in value:
         return registered_function(value["function"], where)
+    if "from_base" in value:
+        return FromBase(registered_function(value["from_base"], where))
     return keras.saving.deserialize_keras_object(value)
 
 

@@ -16,21 +16,24 @@ BACKENDS = ("tensorflow", "jax", "torch")
 # From the bottom up. A part may import parts of the rows above it in this table, and of its own
 # row; `ALONE` import nothing of ours at all.
 ROWS = (
-    ("variable_info", "views", "arguments", "naming", "wording", "_compat", "atomic"),
+    ("variable_info", "views", "arguments", "base_rate", "naming", "wording", "_compat", "atomic"),
     ("selectors", "ema", "horizon"),
-    ("groups", "curves"),
+    ("groups", "ratios"),
+    ("bindings", "curves"),
     ("plan",),
     ("resolve",),
     ("walk",),
+    ("kernels",),
     ("rules", "schedules", "registered"),
-    ("slots", "hyperparameters", "kernels"),
+    ("slots", "hyperparameters"),
     ("decay", "clipping", "accumulation", "averaging", "finiteness", "sharpness"),
-    ("memory", "anchors", "gradient_state"),
+    ("memory", "anchors", "gradient_state", "measures", "variable_rates"),
     ("group_parts",),
     ("parts",),
     ("step", "declaration", "config"),
     ("state",),
-    ("binding", "running_values", "persistence", "rebuilding"),
+    ("binding", "running_values", "persistence", "rebuilding", "measuring"),
+    ("freezing",),
     ("grouped_optimizer",),
     ("loss_scale",),
     (
@@ -45,11 +48,12 @@ ROWS = (
     ),
     ("__init__",),
 )
-ALONE = ("variable_info", "views", "arguments", "naming", "_compat", "atomic")
+ALONE = ("variable_info", "views", "arguments", "base_rate", "naming", "_compat", "atomic")
 PURE = (
     "variable_info",
     "views",
     "arguments",
+    "base_rate",
     "naming",
     "wording",
     "selectors",
@@ -57,6 +61,8 @@ PURE = (
     "horizon",
     "curves",
     "groups",
+    "ratios",
+    "bindings",
     "plan",
     "resolve",
 )

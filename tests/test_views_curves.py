@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 import sys
@@ -47,7 +48,7 @@ def test_the_curves_of_a_plan_are_rates_ratios_decays_and_momentums():
     found = curves(plan, [0, 3, 4, 8])
     groups = by_name(found)
     assert found["steps"] == [0, 3, 4, 8]
-    assert found["average"] == [0.0, 0.375, 0.5, 0.5]
+    assert found["shared"] == {"ema.momentum": [0.0, 0.375, 0.5, 0.5]}
     frozen = {"learning_rate": None, "ratio": None, "weight_decay": None, "arguments": {}}
     assert groups["stem"] == {"name": "stem", "frozen": True, **frozen}
     for name, rates, ratios, decays in (
@@ -59,6 +60,36 @@ def test_the_curves_of_a_plan_are_rates_ratios_decays_and_momentums():
             np.testing.assert_allclose(own["learning_rate"][edge], rates, rtol=1e-6)
             np.testing.assert_allclose(own["ratio"][edge], ratios, rtol=1e-6)
         np.testing.assert_allclose(own["weight_decay"], decays, rtol=1e-6)
+
+
+@keras.saving.register_keras_serializable(package="test_views_curves")
+def at_most_half(base: Any) -> Any:
+    return keras.ops.minimum(base, 0.5)
+
+
+def test_ratios_within_a_group_spread_its_rate():
+    rule = kgo.rule("adam", beta_1=Linear(0.8, STEPS, 0.4))
+    plan = plan_of(
+        kgo.Group("body", ["stem", "backbone"], rule=rule, learning_rate_ratio=0.5),
+        kgo.Group("head", "head", learning_rate=kgo.from_base(at_most_half)),
+        learning_rate=Linear(1.0, STEPS),
+        ratios=[("stem", 0.1), ("backbone/bias", MultiStep(1.0, [4], 4.0)), ("head", 2.0)],
+    )
+    plan = dataclasses.replace(plan, gradient_rule={"SAM.rho": Linear(0.1, STEPS), "SAM.eta": 1.0})
+    found = curves(plan, [0, 2, 4, 6])
+    assert list(found["shared"]) == ["SAM.rho"]
+    np.testing.assert_allclose(found["shared"]["SAM.rho"], [0.1, 0.075, 0.05, 0.025], rtol=1e-6)
+    body, head = (by_name(found)[name] for name in ("body", "head"))
+    base = np.array([1.0, 0.75, 0.5, 0.25])
+    np.testing.assert_allclose(body["ratio"]["lowest"], [0.05] * 4)
+    np.testing.assert_allclose(body["ratio"]["highest"], [0.5, 0.5, 2.0, 2.0])
+    np.testing.assert_allclose(body["learning_rate"]["lowest"], base * 0.05, rtol=1e-6)
+    highest = base * [0.5, 0.5, 2.0, 2.0]
+    np.testing.assert_allclose(body["learning_rate"]["highest"], highest, rtol=1e-6)
+    np.testing.assert_allclose(body["arguments"]["beta_1"], [0.8, 0.7, 0.6, 0.5], rtol=1e-6)
+    for edge in ("lowest", "highest"):
+        np.testing.assert_allclose(head["learning_rate"][edge], [1.0, 1.0, 1.0, 0.5], rtol=1e-6)
+    assert head["arguments"] == {}
 
 
 def test_training_moves_weights_by_the_rates_of_the_curves():
@@ -242,7 +273,7 @@ def test_the_picture_shows_each_curve_with_names_and_units(tmp_path):
     drawing = plan.plot(path=tmp_path / "plan.png")
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     axes = drawing.axes
-    labels = ["learning rate", "ratio", "weight decay", "EMA momentum"]
+    labels = ["learning rate", "ratio", "weight decay", "ema.momentum"]
     assert [axis.get_ylabel() for axis in axes] == labels
     assert axes[-1].get_xlabel() == "optimizer steps"
     found = by_name(curves(plan, range(STEPS + 1)))
@@ -295,7 +326,7 @@ def test_a_group_of_several_rates_is_a_band_and_a_range():
         "weight_decay": None,
         "arguments": {"beta_1": [0.9, 0.8]},
     }
-    found = {"steps": [0, 10], "shares": [None, None], "average": None, "groups": [group]}
+    found = {"steps": [0, 10], "shares": [None, None], "shared": {}, "groups": [group]}
     axes = figure(found).axes
     assert [axis.get_ylabel() for axis in axes] == ["learning rate", "ratio", "beta_1"]
     drawn = [list(line.get_ydata()) for line in axes[0].get_lines()]

@@ -102,9 +102,7 @@ def _panels(curves: Curves, groups: Sequence[Curves]) -> list[tuple[str, Lines]]
     for name in dict.fromkeys(name for group in groups for name in group["arguments"]):
         own = {i: g["arguments"][name] for i, g in enumerate(groups) if name in g["arguments"]}
         panels.append((name, {i: (line, line) for i, line in own.items()}))
-    if curves["average"] is not None:
-        panels.append(("EMA momentum", {-1: (curves["average"], curves["average"])}))
-    return panels
+    return [*panels, *((name, {-1: (line, line)}) for name, line in curves["shared"].items())]
 
 
 def _edges(spread: Curves) -> tuple[list[float], list[float]]:

@@ -71,7 +71,8 @@ class Declaration:
 
 def check_base(learning_rate: Any, groups: Sequence[Any]) -> Any:
     """Returns the base rate: a float, a schedule or a function."""
-    if isinstance(learning_rate, (list, tuple, Mapping)) or getattr(learning_rate, "shape", None):
+    shape = None if is_schedule(learning_rate) else getattr(learning_rate, "shape", None)
+    if isinstance(learning_rate, (list, tuple, Mapping)) or shape:
         names = ", ".join(group.name for group in groups)
         raise ValueError(
             "`learning_rate` must be one base rate. Received: "

@@ -70,7 +70,7 @@ def to_config(optimizer: Any, declaration: Declaration, parts: Parts | None) -> 
         "current": _current(optimizer, declaration, parts),
         "plan": records,
         "plan_is_provisional": provisional,
-        "frozen_to": declaration.frozen_to,
+        "frozen_groups": list(declaration.frozen_groups),
     }
 
 
@@ -142,7 +142,7 @@ def _present(variable: Any) -> float:
 def from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the constructor's arguments, and what `restore` needs."""
     arguments = dict(config)
-    kept = ("current", "plan", "plan_is_provisional", "frozen_to")
+    kept = ("current", "plan", "plan_is_provisional", "frozen_groups")
     rest = {name: arguments.pop(name, None) for name in kept}
     arguments["groups"] = [_group_from_config(group) for group in arguments["groups"]]
     arguments["rule"] = deserialize_rule(arguments["rule"])
@@ -162,7 +162,7 @@ def restore(optimizer: Any, declaration: Declaration, rest: Mapping[str, Any]) -
     """Gives a new optimizer the plan and the present scalars of its config."""
     declaration.records = copy.deepcopy(rest["plan"])
     declaration.records_provisional = bool(rest["plan_is_provisional"])
-    declaration.frozen_to = rest["frozen_to"] or 0
+    declaration.frozen_groups = tuple(rest["frozen_groups"] or ())
     current = dict(rest["current"] or {})
     if "learning_rate" in current:
         optimizer.learning_rate = current.pop("learning_rate")

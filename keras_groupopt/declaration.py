@@ -26,8 +26,8 @@ class Declaration:
         self.records_provisional = False
         self.current: dict[tuple[str, str], float] = {}
         self.pending: tuple[Any, Any] | None = None
-        # How many groups `freeze_to` froze, and the identities of the variables it froze.
-        self.frozen_to = 0
+        # The groups that `freeze_to` froze, and the identities of the variables it froze.
+        self.frozen_groups: tuple[str, ...] = ()
         self.held: set[int] = set()
         # The length of the run, where it was set before the build.
         self.total_steps: int | None = None

@@ -79,27 +79,27 @@ class Freezing:
                 f"`n` must leave a group to train. Received: freeze_to({n}) with {len(names)} "
                 f"groups, in this order: {', '.join(names)}."
             )
-        self._declaration.frozen_to = first
+        self._declaration.frozen_groups = tuple(names[:first])
         self._hold(self._parts)
         if model is not None:
             forget_compiled(model)
         return moving
 
     def _hold(self, parts: Parts) -> None:
-        names = in_model_order(parts.plan)
-        for place, name in enumerate(names):
-            group = parts[name]
+        for group in parts.groups:
+            frozen = group.name in self._declaration.frozen_groups
             for variable in [] if group.frozen else group.variables:
                 held = id(variable) in self._declaration.held
-                if place < self._declaration.frozen_to and variable.trainable:
+                if frozen and variable.trainable:
                     variable.trainable = False
                     self._declaration.held.add(id(variable))
-                elif place >= self._declaration.frozen_to and held:
+                elif held and not frozen:
                     variable.trainable = True
                     self._declaration.held.discard(id(variable))
 
 
 def in_model_order(plan: Plan) -> list[str]:
-    """Returns the names of the groups, by the place of the first variable of each."""
-    groups = sorted(plan.groups, key=lambda planned: planned.variables[0].position)
+    """Returns the names of the groups with variables, by the place of the first of each."""
+    filled = [planned for planned in plan.groups if planned.variables]
+    groups = sorted(filled, key=lambda planned: planned.variables[0].position)
     return [planned.name for planned in groups]

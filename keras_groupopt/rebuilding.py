@@ -79,11 +79,11 @@ class Rebuilding:
         ['default/head/kernel/momentums', 'default/head/bias/momentums']
         """
         check_has_values(model)
-        if self._declaration.frozen_to:
+        frozen = self._declaration.frozen_groups
+        if frozen:
             raise ValueError(
                 "`rebuild` must be called when no group is frozen by `freeze_to`, as it drops the "
-                f"state of what is frozen. Received: freeze_to({self._declaration.frozen_to}) was "
-                "called before. Call `optimizer.freeze_to(0)` first, and `freeze_to` again after."
+                f"state of what is frozen. Received: it froze {', '.join(frozen)}. Call `optimizer.freeze_to(0)` first, and `freeze_to` again after."
             )
         if self._parts is not None and self._parts.averages_in_weights:
             raise ValueError(

@@ -45,13 +45,16 @@ __all__ = [
     "replace_built_variables",
     "set_layout",
     "set_path",
+    "share_counter",
     "skip_step",
     "start_at_epoch",
+    "state_attributes",
     "structures",
     "track_all_state",
     "track_loss",
     "untrack",
     "update_metrics",
+    "update_step_of",
     "with_layouts",
 ]
 
@@ -167,12 +170,44 @@ def skip_step(rule: Any) -> None:
 
     Keras refuses to apply no gradient at all; among several groups it is an ordinary step.
     """
-    if isinstance(rule, keras.optimizers.Nadam):
+    mover = getattr(rule, "ahead", rule)
+    if isinstance(mover, keras.optimizers.Nadam):
         # The product of its momentum schedule is advanced in a hook of `apply`, once per step.
-        product = rule._u_product
-        step = keras.ops.cast(rule.iterations + 1, product.dtype)
-        rule.assign(product, product * rule.beta_1 * (1.0 - 0.5 * keras.ops.power(0.96, step)))
+        product = mover._u_product
+        step = keras.ops.cast(mover.iterations + 1, product.dtype)
+        mover.assign(product, product * mover.beta_1 * (1.0 - 0.5 * keras.ops.power(0.96, step)))
     rule.iterations.assign_add(1)
+
+
+def share_counter(inner: Any, outer: Any) -> None:
+    """Lets an optimizer count the steps of another one, for which Keras has no public way."""
+    inner._iterations = outer._iterations
+    # Where gradients are accumulated, `iterations` is the counter divided by it.
+    inner.gradient_accumulation_steps = outer.gradient_accumulation_steps
+
+
+def update_step_of(
+    optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], learning_rate: Any
+) -> None:
+    """Moves variables by an optimizer, without what `apply` does around it.
+
+    The hook, and not `update_step`: some optimizers move lists at once there, or keep state in it.
+    """
+    optimizer._backend_update_step(gradients, variables, learning_rate)
+
+
+def state_attributes(optimizer: Any) -> dict[str, Any]:
+    """Returns the attributes of a built optimizer that hold the state of its rule."""
+    own = ("_variables", "_trainable_variables", "_iterations", "_learning_rate")
+    return {
+        name: list(value) if isinstance(value, (list, tuple)) else value
+        for name, value in vars(optimizer).items()
+        if name not in own
+        and any(
+            isinstance(item, keras.Variable)
+            for item in (value if isinstance(value, (list, tuple)) else (value,))
+        )
+    }
 
 
 def has_decay_exclusion(optimizer: Any) -> bool:

@@ -15,6 +15,7 @@ from keras_groupopt.declaration import Declaration
 from keras_groupopt.gradient_state import Wanted
 from keras_groupopt.group_parts import overwritten_by_gradient
 from keras_groupopt.parts import Parts
+from keras_groupopt.rules import registry
 
 
 class Binding:
@@ -160,6 +161,10 @@ class Binding:
     def _resolve(self, variables: list[Any]) -> planning.Plan:
         plan = self._resolve_declared(variables)
         overwritten = [i for i, v in enumerate(variables) if overwritten_by_gradient(v)]
+        for planned in plan.groups:
+            ruled = [v for v in planned.variables if v.position not in overwritten]
+            shapes = [(variable.path, variable.shape) for variable in ruled]
+            registry.check_shapes(planned.group.rule, shapes, planned.group.where)
         return planning.without_decay(plan, overwritten)
 
     def _resolve_declared(self, variables: list[Any]) -> planning.Plan:

@@ -131,11 +131,11 @@ class ScheduleFreeAdamW(UpdateRule):
         beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
 
         def scalars(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            rate = ops.cast(learning_rate, dtype) * self._warmup(step, dtype)
             root = ops.rsqrt(bias_correction(beta_2, step))
-            return rate, root, ops.power(step, scalar(self.r, dtype))
+            return self._warmup(step, dtype), root, ops.power(step, scalar(self.r, dtype))
 
-        rate, of_root, weight = self.once(dtype, scalars)
+        warmup, of_root, weight = self.once(dtype, scalars)
+        rate = ops.cast(learning_rate, dtype) * warmup
         share, is_first = self._taken_in(index, rate, weight)
         old_v = ops.cast(velocity, dtype)
         v = old_v + (ops.square(gradient) - old_v) * (1.0 - beta_2)

@@ -4,10 +4,12 @@
 learning-rate ratio, decay and anchor.
 """
 
+from keras_groupopt import schedules as schedules
 from keras_groupopt.atomic import save_weights as save_weights
 from keras_groupopt.averaged_weights import averaged_weights as averaged_weights
 from keras_groupopt.averaged_weights import load_averages as load_averages
 from keras_groupopt.averaged_weights import save_averaged as save_averaged
+from keras_groupopt.base_rate import from_base as from_base
 from keras_groupopt.batch_norm import update_batch_norm as update_batch_norm
 from keras_groupopt.callbacks.backup import BackupAndRestore as BackupAndRestore
 from keras_groupopt.callbacks.flush_accumulation import FlushAccumulation as FlushAccumulation
@@ -34,6 +36,7 @@ from keras_groupopt.rules.muon import Muon as Muon
 from keras_groupopt.rules.nadamw import NAdamW as NAdamW
 from keras_groupopt.rules.radam import RAdam as RAdam
 from keras_groupopt.rules.schedule_free_adamw import ScheduleFreeAdamW as ScheduleFreeAdamW
+from keras_groupopt.schedules.combined import warmup as warmup
 from keras_groupopt.schedules.constant import ConstantRate as ConstantRate
 from keras_groupopt.schedules.constant import constant as constant
 from keras_groupopt.selectors import Selector as Selector

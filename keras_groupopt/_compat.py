@@ -38,14 +38,18 @@ __all__ = [
     "layer_classes",
     "layout_map_of",
     "layout_of",
+    "moving",
     "note_shardings",
     "optimizer_map_of",
     "own_variables",
+    "place_in",
+    "redirect_updates",
     "register_variables",
     "replace_built_variables",
     "set_layout",
     "set_path",
     "share_counter",
+    "shared_state",
     "skip_step",
     "start_at_epoch",
     "state_attributes",
@@ -165,12 +169,17 @@ def declared_learning_rate(optimizer: Any) -> Any:
     return rate
 
 
+def moving(rule: Any) -> Any:
+    """Returns the optimizer that moves the variables of a rule: of Lookahead, the one within."""
+    return getattr(rule, "ahead", rule)
+
+
 def skip_step(rule: Any) -> None:
     """Counts a step in which no variable of `rule` has a gradient.
 
     Keras refuses to apply no gradient at all; among several groups it is an ordinary step.
     """
-    mover = getattr(rule, "ahead", rule)
+    mover = moving(rule)
     if isinstance(mover, keras.optimizers.Nadam):
         # The product of its momentum schedule is advanced in a hook of `apply`, once per step.
         product = mover._u_product
@@ -208,6 +217,38 @@ def state_attributes(optimizer: Any) -> dict[str, Any]:
             for item in (value if isinstance(value, (list, tuple)) else (value,))
         )
     }
+
+
+def redirect_updates(rule: Any, around: Any) -> None:
+    """Has `around(update, gradients, variables)` called in place of each update of variables.
+
+    `update(gradients, variables, learning_rate)` is what the rule would have done. Keras updates
+    one variable at a time, but several of its own rules take lists on torch; it has no public
+    place for a rate per variable.
+    """
+    rule = moving(rule)
+    one = rule.update_step
+
+    def single(gradients: Any, variables: Any, learning_rate: Any) -> None:
+        one(gradients[0], variables[0], learning_rate)
+
+    rule.update_step = lambda gradient, variable, _: around(single, [gradient], [variable])
+    several = getattr(rule, "_parallel_update_step", None)
+    if several is not None:
+        rule._parallel_update_step = lambda gradients, variables, _: around(
+            several, gradients, variables
+        )
+
+
+def place_in(rule: Any, variable: Any) -> int:
+    """Returns the place of a variable, or of TensorFlow's own, among those of a built rule."""
+    return int(rule._get_variable_index(variable))
+
+
+def shared_state(rule: Any) -> list[Any]:
+    """Returns the state that Keras' own rules keep for all variables, beside the step counter."""
+    mover = moving(rule)
+    return [mover._u_product] if isinstance(mover, keras.optimizers.Nadam) else []
 
 
 def has_decay_exclusion(optimizer: Any) -> bool:

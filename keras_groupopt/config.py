@@ -12,18 +12,20 @@ import keras
 import numpy as np
 
 from keras_groupopt import selectors, wording
+from keras_groupopt.base_rate import FromBase
 from keras_groupopt.declaration import Declaration
 from keras_groupopt.ema import EMA, SWA, KerasEMA
 from keras_groupopt.groups import Anchor, Group
-from keras_groupopt.hyperparameters import (
+from keras_groupopt.parts import Parts
+from keras_groupopt.plan import Defaults, Plan
+from keras_groupopt.ratios import Ratio
+from keras_groupopt.registered import (
     deserialize_scalar,
     is_registered,
     registered_function,
     registered_function_name,
     serialize_scalar,
 )
-from keras_groupopt.parts import Parts
-from keras_groupopt.plan import Defaults, Plan
 from keras_groupopt.rules.serialization import deserialize_rule, serialize_rule
 from keras_groupopt.selectors import Selector
 
@@ -53,6 +55,7 @@ def to_config(optimizer: Any, declaration: Declaration, parts: Parts | None) -> 
         "weight_decay": serialize_scalar(defaults.weight_decay, "weight_decay"),
         "anchor": _anchor_config(defaults.anchor),
         "exclude_from_decay": _selector_config(defaults.exclude_from_decay, catalog),
+        "ratios": _ratios_config(defaults.ratios, catalog),
         "global_clipnorm": defaults.global_clipnorm,
         **{name: getattr(defaults, name) for name in _PLAIN},
         "gradient_accumulation_steps": defaults.gradient_accumulation_steps,
@@ -67,6 +70,7 @@ def to_config(optimizer: Any, declaration: Declaration, parts: Parts | None) -> 
         "current": _current(optimizer, declaration, parts),
         "plan": records,
         "plan_is_provisional": provisional,
+        "frozen_to": declaration.frozen_to,
     }
 
 
@@ -138,11 +142,16 @@ def _present(variable: Any) -> float:
 def from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the constructor's arguments, and what `restore` needs."""
     arguments = dict(config)
-    rest = {name: arguments.pop(name, None) for name in ("current", "plan", "plan_is_provisional")}
+    kept = ("current", "plan", "plan_is_provisional", "frozen_to")
+    rest = {name: arguments.pop(name, None) for name in kept}
     arguments["groups"] = [_group_from_config(group) for group in arguments["groups"]]
     arguments["rule"] = deserialize_rule(arguments["rule"])
     for name in ("learning_rate", "weight_decay", "ema_momentum"):
         arguments[name] = deserialize_scalar(arguments[name], name)
+    arguments["ratios"] = [
+        (_selector_from_config(ratio["selector"]), deserialize_scalar(ratio["ratio"], "a ratio"))
+        for ratio in arguments.get("ratios", ())
+    ]
     arguments["ema"] = _average_from_config(arguments["ema"])
     arguments["anchor"] = _anchor_from_config(arguments["anchor"])
     arguments["exclude_from_decay"] = _selector_from_config(arguments["exclude_from_decay"])
@@ -153,6 +162,7 @@ def restore(optimizer: Any, declaration: Declaration, rest: Mapping[str, Any]) -
     """Gives a new optimizer the plan and the present scalars of its config."""
     declaration.records = copy.deepcopy(rest["plan"])
     declaration.records_provisional = bool(rest["plan_is_provisional"])
+    declaration.frozen_to = rest["frozen_to"] or 0
     current = dict(rest["current"] or {})
     if "learning_rate" in current:
         optimizer.learning_rate = current.pop("learning_rate")
@@ -179,6 +189,16 @@ def _group_config(group: Group, catalog: Any) -> dict[str, Any]:
         "clipvalue": group.clipvalue,
         "frozen": group.frozen,
     }
+
+
+def _ratios_config(ratios: Sequence[Ratio], catalog: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "selector": _selector_config(ratio.selector, catalog),
+            "ratio": serialize_scalar(ratio.value, ratio.where),
+        }
+        for ratio in ratios
+    ]
 
 
 def _group_from_config(config: Mapping[str, Any]) -> Group:
@@ -232,9 +252,13 @@ def _selector_from_config(config: Any) -> Any:
 
 
 def declared_scalars(plan: Plan) -> dict[str, Any]:
-    """Returns what was declared for each scalar that state holds, by the state's key."""
+    """Returns what was declared for each scalar that state holds, by its key, and `@ratios`."""
     defaults = plan.defaults
     declared = {"@learning_rate": declared_as(defaults.learning_rate)}
+    if defaults.ratios:
+        declared["@ratios"] = [
+            [ratio.selector.describe(), declared_as(ratio.value)] for ratio in defaults.ratios
+        ]
     if isinstance(defaults.ema, (EMA, KerasEMA)):
         declared["@ema_momentum"] = declared_as(defaults.ema.momentum)
     for planned in plan.groups:
@@ -285,10 +309,16 @@ def warn_unserializable(groups: Sequence[Group], defaults: Defaults) -> None:
     if callable(rate) and not hasattr(rate, "get_config") and not is_registered(rate):
         reasons.append(f"the base learning rate is the function {rate!r}")
     for group in groups:
+        own = group.learning_rate
+        if isinstance(own, FromBase) and not is_registered(own.function):
+            reasons.append(f"`learning_rate` of {group.where} is {own!r}")
         for name in ("selector", "exclude_from_decay"):
             selector = getattr(group, name)
             if isinstance(selector, Selector) and not selector.is_serializable():
                 reasons.append(f"`{name}` of {group.where} is {selector.describe()}")
+    for ratio in defaults.ratios:
+        if not ratio.selector.is_serializable():
+            reasons.append(f"the selector of {ratio.where} is a function")
     exclusion = defaults.exclude_from_decay
     if isinstance(exclusion, Selector) and not exclusion.is_serializable():
         reasons.append(f"`exclude_from_decay` is {exclusion.describe()}")

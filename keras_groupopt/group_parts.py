@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,9 +10,12 @@ import numpy as np
 
 from keras_groupopt import _compat, anchors, clipping, decay, kernels, slots
 from keras_groupopt.averaging import wide_dtype
+from keras_groupopt.base_rate import FromBase
 from keras_groupopt.hyperparameters import Scalar
 from keras_groupopt.plan import Plan, PlannedGroup
+from keras_groupopt.rules.fields import ScheduledFields, scheduled
 from keras_groupopt.rules.registry import make_rule
+from keras_groupopt.variable_rates import SplitUpdates, VariableRates
 
 Tensor = Any
 
@@ -54,6 +57,7 @@ class GroupParts:
         self._rate: Tensor = None
         self._prefix = prefix
         self._own_rate = group.learning_rate
+        self._rates = VariableRates(planned.variables, plan.defaults.ratios)
         self._build_rule()
         self._given = self._given_anchors(plan, model)
 
@@ -110,9 +114,23 @@ class GroupParts:
         ruled = [v for v in self.variables if not overwritten_by_gradient(v)]
         self.rule.build(ruled)
         _compat.track_all_state(self.rule)
+        self._fields = ScheduledFields(self.rule, scheduled(self.planned.group.rule))
         self.slots = slots.slot_names(self.rule, len(ruled))
         self.ruled = ruled
         self._ruled_places = {id(variable): place for place, variable in enumerate(ruled)}
+        classes = [
+            place
+            for place, v in zip(self._rates.classes, self.variables, strict=True)
+            if not overwritten_by_gradient(v)
+        ]
+        self._split = (
+            SplitUpdates(self.rule, classes, self._set_rate, where)
+            if len(set(classes)) > 1
+            else None
+        )
+
+    def _set_rate(self, rate: Tensor) -> None:
+        self._rate = rate
 
     def _given_anchors(self, plan: Plan, model: Any) -> dict[int, np.ndarray]:
         anchor = self.planned.group.anchor
@@ -156,7 +174,11 @@ class GroupParts:
 
     def rate(self, base: Tensor, step: Tensor) -> Tensor:
         """Returns the group's rate at `step`, a float32 scalar."""
-        own = base if self._own_rate is None else self._own_rate(step)
+        own = base
+        if isinstance(self._own_rate, FromBase):
+            own = self._own_rate.function(base)
+        elif self._own_rate is not None:
+            own = self._own_rate(step)
         return keras.ops.cast(own, "float32") * self.scalars["learning_rate_ratio"].at(step)
 
     def clip(self, gradients: list[Tensor]) -> list[Tensor]:
@@ -181,30 +203,46 @@ class GroupParts:
                 "again."
             )
         variables = [self.variables[index] for index in indices]
-        self._rate = self.rate(base, step)
+        rates = self._rates.at(self.rate(base, step), step)
         try:
             if "weight_decay" in self.scalars:
-                decayed = [i for i in indices if self.planned.variables[i].decayed]
-                decay.apply_decay(
-                    [self.variables[i] for i in decayed],
-                    [self.anchors[i] for i in decayed],
-                    self._rate,
-                    self.scalars["weight_decay"].at(step),
-                )
+                self._decay(indices, rates, self.scalars["weight_decay"].at(step))
             if self.accumulators[indices[0]] is not None:
                 # Means are wider than weights of low precision, which not every rule expects.
                 gradients = [
                     keras.ops.cast(gradient, variable.dtype)
                     for gradient, variable in zip(gradients, variables, strict=True)
                 ]
-            self.rule.apply(gradients, variables)
+            self._rate = rates[self._rates.classes[indices[0]]]
+            with self._fields.at(step):
+                if self._split is not None:
+                    self._split.apply(gradients, variables, rates)
+                else:
+                    self.rule.apply(gradients, variables)
         finally:
             # A traced value must not outlive its trace.
             self._rate = None
 
-    def skip(self) -> None:
+    def _decay(
+        self, indices: Sequence[int], rates: Mapping[Hashable, Tensor], weight_decay: Tensor
+    ) -> None:
+        for place, rate in rates.items():
+            decayed = [
+                i
+                for i in indices
+                if self.planned.variables[i].decayed and self._rates.classes[i] == place
+            ]
+            decay.apply_decay(
+                [self.variables[i] for i in decayed],
+                [self.anchors[i] for i in decayed],
+                rate,
+                weight_decay,
+            )
+
+    def skip(self, step: Tensor) -> None:
         """Counts a step in which the group had no gradient, so that groups stay in phase."""
-        _compat.skip_step(self.rule)
+        with self._fields.at(step):
+            _compat.skip_step(self.rule)
 
     @property
     def rule_variables(self) -> list[Any]:

@@ -27,9 +27,12 @@ from keras_groupopt.arguments import check_clipping, check_number, check_scalar
 from keras_groupopt.binding import Binding
 from keras_groupopt.declaration import Declaration, check_base, check_choice, check_default_rule
 from keras_groupopt.ema import Average, as_average
+from keras_groupopt.freezing import Freezing
 from keras_groupopt.groups import as_anchor, as_exclusion, as_groups, as_rule
+from keras_groupopt.measuring import Measuring
 from keras_groupopt.parts import Parts
 from keras_groupopt.persistence import Persistence
+from keras_groupopt.ratios import as_ratios
 from keras_groupopt.rebuilding import Rebuilding
 from keras_groupopt.rules import registry
 from keras_groupopt.running_values import RunningValues
@@ -47,20 +50,29 @@ _FIXED = (
     "global_clipnorm",
     "gradient_accumulation_steps",
     "on_nonfinite",
+    "ratios",
     "use_ema",
     "weight_decay",
 )
 
 
 @keras.saving.register_keras_serializable(package="keras_groupopt")
-class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.optimizers.Optimizer):
+class GroupedOptimizer(
+    Binding,
+    RunningValues,
+    Rebuilding,
+    Freezing,
+    Persistence,
+    Measuring,
+    keras.optimizers.Optimizer,
+):
     """Trains each group of a model's variables with its own rule, rate, decay and anchor.
 
     At optimizer step `t`, for a variable `w` with gradient `g` in group `G`:
 
         g ← mean of g over `gradient_accumulation_steps` micro-batches
         g ← clip of G, then g · min(1, global_clipnorm / ‖all g‖)
-        η ← learning_rate(t) · learning_rate_ratio_G(t)
+        η ← learning_rate(t) · learning_rate_ratio_G(t) · ratio of `ratios` for w
         w ← w − η · weight_decay_G(t) · (w − anchor)      where G decays and w is not excluded
         w ← w − update of the rule of G at rate η
         w ← constraint(w)
@@ -88,6 +100,10 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
             or a file.
         exclude_from_decay: A selector of variables never decayed, in groups that do not say.
             Default `kgo.default_exclude_from_decay`; extend it with `|`. `()` excludes none.
+        ratios: A second assignment of rates, apart from that of rules: pairs (selector, ratio), or
+            a dict from one to the other. The rate of a variable that a pair claims is that of its
+            group times the ratio, a number >= 0 or a schedule; so is its decay. `overlap` says
+            what holds where two claim one variable.
         global_clipnorm: Limit of the gradient norm over all groups.
         clipnorm: Limit of each variable's gradient norm, in groups without clipping.
         clipvalue: Limit of each gradient element, in groups without clipping.
@@ -108,8 +124,8 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
             the weights; `None` for at the end of `fit` only.
         unclaimed: What happens to variables that no group claims: `"default"` (they form the
             group of that name), `"freeze"`, or `"error"`.
-        overlap: What happens to variables that two groups claim: `"error"`, `"first"` or
-            `"last"`.
+        overlap: What happens to variables that two groups, or two of `ratios`, claim: `"error"`,
+            `"first"` or `"last"`.
         loss_scale_factor: The loss is multiplied by it and gradients are divided by it.
         name: The optimizer's name.
 
@@ -142,6 +158,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
         weight_decay: Any = None,
         anchor: Any = "zero",
         exclude_from_decay: Any = default_exclude_from_decay,
+        ratios: Any = (),
         global_clipnorm: float | None = None,
         clipnorm: float | None = None,
         clipvalue: float | None = None,
@@ -173,6 +190,8 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
         self.use_ema, self.ema_momentum = bool(use_ema), ema_momentum
         self.ema_overwrite_frequency = ema_overwrite_frequency
         self.ema, self.on_nonfinite = ema, on_nonfinite
+        assigned = as_ratios(ratios)
+        self.ratios = tuple((ratio.selector, ratio.value) for ratio in assigned)
         average = as_average(ema, use_ema, ema_momentum, ema_overwrite_frequency)
         self.gradient_accumulation_steps = check_steps(gradient_accumulation_steps, where)
         defaults = planning.Defaults(
@@ -181,6 +200,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
             weight_decay=self.weight_decay,
             anchor=as_anchor(anchor, where=where),
             exclude_from_decay=as_exclusion(exclude_from_decay) or (),
+            ratios=assigned,
             clipnorm=self.clipnorm,
             clipvalue=self.clipvalue,
             global_clipnorm=self.global_clipnorm,
@@ -190,7 +210,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
             unclaimed=check_choice("unclaimed", unclaimed, ("default", "freeze", "error")),
             overlap=check_choice("overlap", overlap, ("error", "first", "last")),
         )
-        registry.make_rule(defaults.rule, 0.0, where)
+        registry.check_rule(defaults.rule, where)
         resolve.check_declared(lifted, defaults)
         self._declaration = Declaration(lifted, defaults)
         self._parts: Parts | None = None
@@ -267,6 +287,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
         parts.set_scalars(self._declaration.current)
         self._layout.stand_for(parts.digest)
         self._parts = parts
+        self._hold(parts)
 
     def _make_parts(self, plan: planning.Plan, variables: list[Any]) -> Parts:
         # A build that fails leaves nothing behind: what may fail comes before what is kept.
@@ -280,6 +301,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
                     registry.claim_instance(planned.group.rule, self, planned.group.where)
             parts.make_variables(self)
             parts.digest = state.protect(self, parts)
+        parts.measures = self.make_measures(parts, declaration.measured)
         try:
             state.place(state.entries_of(self, parts))
         except ValueError:

@@ -47,7 +47,10 @@ class RunningValues:
 
     @property
     def learning_rates(self) -> dict[str, Tensor]:
-        """The present rate of each group that moves, by name; float32 scalars."""
+        """The present rate of each group that moves, by name; float32 scalars.
+
+        The rate of a variable is that of its group times its own of `ratios`.
+        """
         parts = self._built_parts("learning_rates")
         base = ops.cast(self.learning_rate, "float32")
         at = ops.convert_to_tensor(self._iterations)
@@ -149,6 +152,21 @@ class RunningValues:
             )
         parts.capture_due(self._iterations)
         return parts.average_pairs()
+
+    @property
+    def average_momentum(self) -> Tensor:
+        """`β_t` of the next average, a float32 scalar: 0 where it will be a copy of the weights.
+
+        Raises:
+            ValueError: If the optimizer is not built, or keeps no averages.
+        """
+        averages = self._built_parts("average_momentum").averages
+        if averages is None:
+            raise ValueError(
+                "`average_momentum` needs an optimizer with averages. Received: one without. Make "
+                "it with `GroupedOptimizer(ema=kgo.EMA(0.999))`."
+            )
+        return averages.momentum_at(ops.convert_to_tensor(self._iterations))
 
     @property
     def _model_variables_moving_average(self) -> Any:

@@ -1,4 +1,4 @@
-"""Update rules that Keras lacks, each a plain `keras.optimizers.Optimizer`."""
+"""Update rules that Keras lacks, or has in a form that does not do in a group."""
 
 from keras_groupopt.rules.adabelief import AdaBelief as AdaBelief
 from keras_groupopt.rules.adafactor import Adafactor as Adafactor

@@ -43,6 +43,7 @@ __all__ = [
     "optimizer_map_of",
     "own_variables",
     "place_in",
+    "rate_variable",
     "redirect_updates",
     "register_variables",
     "replace_built_variables",
@@ -217,6 +218,15 @@ def state_attributes(optimizer: Any) -> dict[str, Any]:
             for item in (value if isinstance(value, (list, tuple)) else (value,))
         )
     }
+
+
+def rate_variable(optimizer: Any) -> Any:
+    """Returns the variable that holds an optimizer's rate, or `None` where it is computed.
+
+    `optimizer.learning_rate` computes it, which a schedule may not be ready for.
+    """
+    rate = optimizer._learning_rate
+    return rate if isinstance(rate, keras.Variable) else None
 
 
 def redirect_updates(rule: Any, around: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -451,3 +452,24 @@ def test_keras_own_muon_given_as_a_class_keeps_its_meaning() -> None:
     optimizer = kgo.GroupedOptimizer([group], model=model)
     optimizer.build(model.trainable_variables)
     assert optimizer.plan["all"].group.rule.target is keras.optimizers.Muon
+
+
+# Keras' own in bfloat16 -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "lamb"])
+def test_a_rule_of_keras_that_rests_in_bfloat16_is_named(name: str) -> None:
+    for rule, rests in ((name, True), (kgo.rule(name, beta_2=0.99), False), ("radam", False)):
+        weight = keras.Variable([1.0, 2.0], dtype="bfloat16", name="w")
+        optimizer = kgo.GroupedOptimizer(rule=rule, learning_rate=0.1)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            optimizer.build([weight])
+        assert (
+            any("leaves these weights where they are: w" in str(w.message) for w in said) == rests
+        )
+        for _ in range(3):
+            optimizer.apply([keras.ops.ones((2,), "bfloat16")], [weight])
+        assert (
+            float(keras.ops.convert_to_numpy(keras.ops.cast(weight, "float32"))[0]) == 1
+        ) == rests

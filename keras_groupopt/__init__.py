@@ -27,7 +27,15 @@ from keras_groupopt.groups import Group as Group
 from keras_groupopt.groups import rule as rule
 from keras_groupopt.loss_scale import LossScaleOptimizer as LossScaleOptimizer
 from keras_groupopt.plan import Plan as Plan
+from keras_groupopt.rules.adabelief import AdaBelief as AdaBelief
+from keras_groupopt.rules.adafactor import Adafactor as Adafactor
+from keras_groupopt.rules.adan import Adan as Adan
+from keras_groupopt.rules.lars import LARS as LARS
+from keras_groupopt.rules.lookahead import Lookahead as Lookahead
+from keras_groupopt.rules.muon import Muon as Muon
+from keras_groupopt.rules.nadamw import NAdamW as NAdamW
 from keras_groupopt.rules.radam import RAdam as RAdam
+from keras_groupopt.rules.schedule_free_adamw import ScheduleFreeAdamW as ScheduleFreeAdamW
 from keras_groupopt.schedules.combined import warmup as warmup
 from keras_groupopt.schedules.constant import ConstantRate as ConstantRate
 from keras_groupopt.schedules.constant import constant as constant

@@ -38,6 +38,7 @@ __all__ = [
     "layer_classes",
     "layout_map_of",
     "layout_of",
+    "moving",
     "note_shardings",
     "optimizer_map_of",
     "own_variables",
@@ -48,14 +49,17 @@ __all__ = [
     "replace_built_variables",
     "set_layout",
     "set_path",
+    "share_counter",
     "shared_state",
     "skip_step",
     "start_at_epoch",
+    "state_attributes",
     "structures",
     "track_all_state",
     "track_loss",
     "untrack",
     "update_metrics",
+    "update_step_of",
     "with_layouts",
 ]
 
@@ -166,17 +170,54 @@ def declared_learning_rate(optimizer: Any) -> Any:
     return rate
 
 
+def moving(rule: Any) -> Any:
+    """Returns the optimizer that moves the variables of a rule: of Lookahead, the one within."""
+    return getattr(rule, "ahead", rule)
+
+
 def skip_step(rule: Any) -> None:
     """Counts a step in which no variable of `rule` has a gradient.
 
     Keras refuses to apply no gradient at all; among several groups it is an ordinary step.
     """
-    if isinstance(rule, keras.optimizers.Nadam):
+    mover = moving(rule)
+    if isinstance(mover, keras.optimizers.Nadam):
         # The product of its momentum schedule is advanced in a hook of `apply`, once per step.
-        product = rule._u_product
-        step = keras.ops.cast(rule.iterations + 1, product.dtype)
-        rule.assign(product, product * rule.beta_1 * (1.0 - 0.5 * keras.ops.power(0.96, step)))
+        product = mover._u_product
+        step = keras.ops.cast(mover.iterations + 1, product.dtype)
+        mover.assign(product, product * mover.beta_1 * (1.0 - 0.5 * keras.ops.power(0.96, step)))
     rule.iterations.assign_add(1)
+
+
+def share_counter(inner: Any, outer: Any) -> None:
+    """Lets an optimizer count the steps of another one, for which Keras has no public way."""
+    inner._iterations = outer._iterations
+    # Where gradients are accumulated, `iterations` is the counter divided by it.
+    inner.gradient_accumulation_steps = outer.gradient_accumulation_steps
+
+
+def update_step_of(
+    optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], learning_rate: Any
+) -> None:
+    """Moves variables by an optimizer, without what `apply` does around it.
+
+    The hook, and not `update_step`: some optimizers move lists at once there, or keep state in it.
+    """
+    optimizer._backend_update_step(gradients, variables, learning_rate)
+
+
+def state_attributes(optimizer: Any) -> dict[str, Any]:
+    """Returns the attributes of a built optimizer that hold the state of its rule."""
+    own = ("_variables", "_trainable_variables", "_iterations", "_learning_rate")
+    return {
+        name: list(value) if isinstance(value, (list, tuple)) else value
+        for name, value in vars(optimizer).items()
+        if name not in own
+        and any(
+            isinstance(item, keras.Variable)
+            for item in (value if isinstance(value, (list, tuple)) else (value,))
+        )
+    }
 
 
 def rate_variable(optimizer: Any) -> Any:
@@ -195,6 +236,7 @@ def redirect_updates(rule: Any, around: Any) -> None:
     one variable at a time, but several of its own rules take lists on torch; it has no public
     place for a rate per variable.
     """
+    rule = moving(rule)
     one = rule.update_step
 
     def single(gradients: Any, variables: Any, learning_rate: Any) -> None:
@@ -215,7 +257,8 @@ def place_in(rule: Any, variable: Any) -> int:
 
 def shared_state(rule: Any) -> list[Any]:
     """Returns the state that Keras' own rules keep for all variables, beside the step counter."""
-    return [rule._u_product] if isinstance(rule, keras.optimizers.Nadam) else []
+    mover = moving(rule)
+    return [mover._u_product] if isinstance(mover, keras.optimizers.Nadam) else []
 
 
 def has_decay_exclusion(optimizer: Any) -> bool:

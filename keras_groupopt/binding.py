@@ -16,6 +16,7 @@ from keras_groupopt.declaration import Declaration
 from keras_groupopt.gradient_state import Wanted
 from keras_groupopt.group_parts import overwritten_by_gradient
 from keras_groupopt.parts import Parts
+from keras_groupopt.rules import registry
 from keras_groupopt.run_length import is_needed
 
 
@@ -165,6 +166,10 @@ class Binding:
     def _resolve(self, variables: list[Any]) -> planning.Plan:
         plan = self._resolve_declared(variables)
         overwritten = [i for i, v in enumerate(variables) if overwritten_by_gradient(v)]
+        for planned in plan.groups:
+            ruled = [v for v in planned.variables if v.position not in overwritten]
+            shapes = [(variable.path, variable.shape) for variable in ruled]
+            registry.check_shapes(planned.group.rule, shapes, planned.group.where)
         return self._with_gradient_rule(planning.without_decay(plan, overwritten))
 
     def _with_gradient_rule(self, plan: planning.Plan) -> planning.Plan:

@@ -33,6 +33,8 @@ _logger = logging.getLogger(__name__)
 
 _PLAIN = ("clipnorm", "clipvalue")
 _LOW_PRECISION = ("float16", "bfloat16")
+# Rules of Keras that take 1 - β₂ᵗ in the dtype of the weights.
+_WITH_BETA_2 = ("adam", "adamw", "lamb", "nadam")
 
 selectors.set_function_serializer(registered_function_name, registered_function)
 
@@ -334,11 +336,17 @@ def warn_unserializable(groups: Sequence[Group], defaults: Defaults) -> None:
 def warn_about_variables(plan: Plan, variables: Sequence[Any]) -> None:
     """Warns about decay that a variable's precision swallows, and decay beside a regularizer."""
     low = [v.path for v in plan.variables if v.dtype in _LOW_PRECISION]
+    still = [v.path for planned in plan.groups for v in planned.variables if _rests(planned, v)]
     if low:
+        resting = (
+            " Of Keras' Adam, AdamW, Nadam and Lamb, a `beta_2` that bfloat16 rounds to 1 leaves "
+            f"these weights where they are: {wording.listing(still)}. There give a `beta_2` of at "
+            'most 0.99, or `rule="radam"`.'
+        )
         warnings.warn(
             f"Weights in {'/'.join(_LOW_PRECISION)} lose updates and decay smaller than their "
             f"rounding step: {wording.listing(low)}. Use a `mixed_` dtype policy, which keeps "
-            "float32 weights.",
+            f"float32 weights.{resting if still else ''}",
             stacklevel=3,
         )
     twice = [
@@ -352,3 +360,14 @@ def warn_about_variables(plan: Plan, variables: Sequence[Any]) -> None:
             "act. Drop the regularizer, or exclude them with `exclude_from_decay`.",
             stacklevel=3,
         )
+
+
+def _rests(planned: Any, variable: Any) -> bool:
+    """Whether a rule of Keras has a bias correction of 0 for a variable, at every step."""
+    rule = planned.group.rule
+    if rule is None or variable.dtype != "bfloat16" or rule.label not in _WITH_BETA_2:
+        return False
+    given = rule.arguments if rule.config is None else rule.config
+    beta_2 = given.get("beta_2", 0.999)
+    # Half a step of bfloat16 below 1.
+    return isinstance(beta_2, (int, float)) and beta_2 >= 1.0 - 2.0**-9

@@ -83,7 +83,8 @@ class Rebuilding:
         if frozen:
             raise ValueError(
                 "`rebuild` must be called when no group is frozen by `freeze_to`, as it drops the "
-                f"state of what is frozen. Received: it froze {', '.join(frozen)}. Call `optimizer.freeze_to(0)` first, and `freeze_to` again after."
+                f"state of what is frozen. Received: it froze {', '.join(frozen)}. Call "
+                "`optimizer.freeze_to(0)` first, and `freeze_to` again after."
             )
         if self._parts is not None and self._parts.averages_in_weights:
             raise ValueError(

@@ -255,8 +255,7 @@ class Case:
         separable: Whether a group moves as if the other were not there.
         config_is_whole: Whether the config alone makes an optimizer that steps.
         exact: Whether plain Keras' numbers come out bit for bit, or to rounding.
-        formula_faults: Why Keras' own rule departs from its formula, on which backends.
-        stateless_faults: Why Keras' own rule differs in a stateless or compiled step.
+        named: Whether the name of `keras_class` means it.
         low_precision_faults: Why Keras' own rule fails, on which backend and dtype.
         tolerance: Of the reference, relative and absolute.
     """
@@ -278,8 +277,7 @@ class Case:
     separable: bool = True
     config_is_whole: bool = True
     exact: bool = True
-    formula_faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    stateless_faults: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    named: bool = True
     low_precision_faults: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
     tolerance: float = 1e-5
 
@@ -378,7 +376,7 @@ class Case:
 
 K = keras.optimizers
 _RATE_NOT_CAST = "Keras multiplies by the rate as it is, which on TensorFlow must be a variable"
-_MOMENTUM_IN_PLACE = "Keras reads the old momentum after it was changed in place"
+_NADAM_ON_TORCH = "Keras passes a bfloat16 of NumPy, which torch does not know"
 
 # A rule alone. Two groups of one rule, at two ratios.
 RULES = [
@@ -411,9 +409,7 @@ RULES = [
         "nadam",
         references.Nadam,
         K.Nadam,
-        low_precision_faults={
-            ("torch", "bfloat16"): "Keras passes a bfloat16 of NumPy, which torch does not know"
-        },
+        low_precision_faults={("torch", "bfloat16"): _NADAM_ON_TORCH},
     ),
     Case("adamax", "adamax", references.Adamax, K.Adamax),
     Case("adagrad", "adagrad", references.Adagrad, K.Adagrad),
@@ -436,35 +432,79 @@ RULES = [
     Case("ftrl", "ftrl", references.Ftrl, K.Ftrl),
     Case("lion", "lion", references.Lion, K.Lion),
     Case("lamb", "lamb", references.LAMB, K.Lamb),
-    Case("adafactor", "adafactor", references.Adafactor, K.Adafactor),
+    Case("adafactor", "adafactor", more_references.FreeAdafactor, kgo.Adafactor),
+    Case(
+        "adafactor_relative",
+        kgo.rule("adafactor", relative_limit=0.5, scale_parameter=False),
+        lambda: more_references.FreeAdafactor(relative_limit=0.5, scale_parameter=False),
+        kgo.Adafactor,
+        {"relative_limit": 0.5, "scale_parameter": False},
+    ),
     Case("radam", "radam", references.RAdam, kgo.RAdam),
+    Case(
+        "adan",
+        "adan",
+        more_references.Adan,
+        kgo.Adan,
+        # Of its decay, what comes before the step is what a group has.
+        keras_arguments={"no_prox": True},
+    ),
+    Case(
+        "lars_nesterov",
+        kgo.rule("lars", trust_coefficient=0.5, nesterov=True),
+        lambda: more_references.LARS(trust_coefficient=0.5, nesterov=True),
+        kgo.LARS,
+        {"trust_coefficient": 0.5, "nesterov": True},
+    ),
+    Case("adabelief", "adabelief", more_references.AdaBelief, kgo.AdaBelief),
+    Case(
+        "adabelief_rectified",
+        kgo.rule("adabelief", rectify=True, amsgrad=True, beta_2=0.9),
+        lambda: more_references.AdaBelief(rectify=True, amsgrad=True, beta_2=0.9),
+        kgo.AdaBelief,
+        {"rectify": True, "amsgrad": True, "beta_2": 0.9},
+    ),
+    Case("nadamw", "nadamw", more_references.NAdamW, kgo.NAdamW),
+    Case(
+        "lookahead",
+        kgo.rule("lookahead", sync_period=3),
+        lambda: more_references.Lookahead(references.RAdam(), sync_period=3),
+        kgo.Lookahead,
+        {"sync_period": 3},
+    ),
+    Case(
+        "lookahead_of_nadam",
+        kgo.rule("lookahead", rule=kgo.rule("nadam", beta_1=0.8), sync_period=2),
+        lambda: more_references.Lookahead(references.Nadam(beta_1=0.8), sync_period=2),
+        kgo.Lookahead,
+        {"rule": kgo.rule("nadam", beta_1=0.8), "sync_period": 2},
+        low_precision_faults={("torch", "bfloat16"): _NADAM_ON_TORCH},
+    ),
+    Case(
+        "schedule_free_adamw",
+        kgo.rule("schedulefreeadamw", warmup_steps=4, r=0.5),
+        lambda: more_references.ScheduleFreeAdamW(warmup_steps=4, r=0.5),
+        kgo.ScheduleFreeAdamW,
+        {"warmup_steps": 4, "r": 0.5},
+    ),
     Case("third_party", PeakMomentum, PeakMomentumReference, PeakMomentum),
 ]
 
-# Keras learned these after the oldest release that is supported.
+# Keras learned this after the oldest release that is supported. By name, Muon is ours, which
+# `test_muon.py` is about: it takes no biases.
 if "adam_weight_decay" in inspect.signature(K.Muon).parameters:
     RULES.append(
         Case(
-            "muon",
-            "muon",
+            "muon_of_keras",
+            K.Muon,
             more_references.Muon,
             K.Muon,
+            named=False,
             keras_arguments={"weight_decay": None, "adam_weight_decay": None},
             decay_arguments=("weight_decay", "adam_weight_decay"),
             low_precision_faults=dict.fromkeys(
                 (("tensorflow", "bfloat16"), ("tensorflow", "float16")), _RATE_NOT_CAST
             ),
-        )
-    )
-if hasattr(K, "ScheduleFreeAdamW"):
-    RULES.append(
-        Case(
-            "schedule_free_adamw",
-            "schedulefreeadamw",
-            more_references.ScheduleFreeAdamW,
-            K.ScheduleFreeAdamW,
-            formula_faults=dict.fromkeys(("tensorflow", "torch"), _MOMENTUM_IN_PLACE),
-            stateless_faults={"torch": _MOMENTUM_IN_PLACE},
         )
     )
 

@@ -57,14 +57,14 @@ def compiled_step(
 
         @tf.function
         def graph(values: list[Any], sample_count: Any = None) -> None:
-            optimizer.apply(values, variables, sample_count)
+            optimizer.apply(values, variables, *_given(sample_count))
 
         return graph, graph.experimental_get_tracing_count
     traces: list[int] = []
 
     def stateless(state: Any, values: Any, weights: Any, sample_count: Any) -> Any:
         traces.append(1)
-        return optimizer.stateless_apply(state, values, weights, sample_count)
+        return optimizer.stateless_apply(state, values, weights, *_given(sample_count))
 
     if keras.backend.backend() == "jax":
         import jax
@@ -81,6 +81,11 @@ def compiled_step(
     if keras.backend.backend() == "jax":
         return step, lambda: len(traces)
     return step, lambda: 1 + _frames_seen_by_torch_compile()
+
+
+def _given(sample_count: Any) -> tuple[Any, ...]:
+    """Nothing where there is none: a rule that stands alone does not know of it."""
+    return () if sample_count is None else (sample_count,)
 
 
 def _frames_seen_by_torch_compile() -> int:

@@ -101,9 +101,15 @@ ROWS: dict[str, dict[str, Any]] = {
     "the whole": WHOLE,
     "the whole, eager": WHOLE | {"eager": True, "broken": 2},
     "rules, first four": {"groups": each(a="adam", b="radam", c="lion", d="nadam")},
-    "rules, second four": {"groups": each(a="adafactor", b="muon", c="adamw", d="adamax")},
+    "rules, second four": {"groups": each(a="adafactor", b="adan", c="adamw", d="adamax")},
     "rules, third four": {"groups": each(a=sgd(), b="rmsprop", c="ftrl", d="adagrad")},
-    "rules, last": {"groups": each(a="adadelta", b="lamb", c="schedulefreeadamw")},
+    "rules, fourth four": {"groups": each(a="adadelta", b="lamb", c="schedulefreeadamw", d="lars")},
+    "rules, last": {
+        "groups": [
+            kgo.Group("a", "a/kernel", rule="muon"),
+            *each(b="adabelief", c="nadamw", d=kgo.rule("lookahead", rule="nadam", sync_period=2)),
+        ]
+    },
     "own clipping in groups": {
         "groups": [
             kgo.Group("a", "a", clipnorm=0.1),

@@ -12,7 +12,7 @@ import pytest
 import references as reference
 
 from keras_groupopt.rules import RAdam
-from keras_groupopt.rules.radam import _rectification
+from keras_groupopt.rules.scalars import rectification
 
 BACKEND = keras.backend.backend()
 SHAPES = {"kernel": (3, 4), "bias": (4,)}
@@ -204,7 +204,7 @@ def test_update_step_alone_after_apply_is_the_second_step() -> None:
 def test_the_side_that_is_not_used_is_finite(beta_2: float) -> None:
     """The root would be of a negative number at ρ between 2 and 4."""
     steps = keras.ops.arange(1, 6, dtype="float32")
-    trusted, factor = _rectification(beta_2, steps)
+    trusted, factor = rectification(beta_2, steps)
     assert not keras.ops.convert_to_numpy(trusted).any()
     assert np.isfinite(keras.ops.convert_to_numpy(factor)).all()
 

@@ -11,7 +11,12 @@ import pytest
 
 import keras_groupopt as kgo
 
-RULES = ("sgd", "adam", "nadam", "lion", "lamb", "adafactor", "rmsprop", "muon", "radam")
+RULES = {name: name for name in ("sgd", "adam", "nadam", "lion", "lamb", "rmsprop", "radam")} | {
+    "adafactor": "adafactor",
+    "muon of Keras": keras.optimizers.Muon,
+    "lookahead": kgo.rule("lookahead", rule="nadam", sync_period=2),
+    "schedule-free": kgo.rule("schedulefreeadamw", warmup_steps=2),
+}
 STEPS = 4
 
 
@@ -54,6 +59,7 @@ class Opening(keras.optimizers.schedules.LearningRateSchedule):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_ratio_moves_variables_as_a_group_with_that_ratio_does(rule):
+    rule = RULES[rule]
     one_group = optimizer(rule, ratios=[("backbone", 0.5), ("head/bias", 0.25)])
     groups = [
         kgo.Group("backbone", "backbone", learning_rate_ratio=0.5),

@@ -48,6 +48,10 @@ FIELDS = [
     ("lamb", "beta_1", {}),
     ("adafactor", "clip_threshold", {}),
     ("muon", "momentum", {}),
+    ("adan", "beta_2", {}),
+    ("lars", "momentum", {"trust_coefficient": 0.5}),
+    ("nadamw", "momentum_decay", {}),
+    ("lookahead", "slow_step_size", {"sync_period": 2}),
 ]
 IDS = [f"{rule}.{field}" for rule, field, _ in FIELDS]
 

@@ -9,6 +9,9 @@ from typing import Any
 
 from keras import ops
 
+from keras_groupopt.kernels.momentum import rmsprop_step as rmsprop_step
+from keras_groupopt.kernels.momentum import sgd_step as sgd_step
+
 Tensor = Any
 
 

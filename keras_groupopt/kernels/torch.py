@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from keras_groupopt.kernels.torch_momentum import rmsprop_step as rmsprop_step
+from keras_groupopt.kernels.torch_momentum import sgd_step as sgd_step
+
 Tensor = Any
 
 

@@ -15,9 +15,33 @@ import keras
 from keras_groupopt import _compat
 from keras_groupopt.groups import FOREIGN_OPTIMIZER, LIFTED, WHOLE_ONLY, Group, Rule
 from keras_groupopt.rules import fields
+from keras_groupopt.rules.adabelief import AdaBelief
+from keras_groupopt.rules.adafactor import Adafactor
+from keras_groupopt.rules.adan import Adan
+from keras_groupopt.rules.lars import LARS
+from keras_groupopt.rules.muon import Muon
+from keras_groupopt.rules.nadamw import NAdamW
 from keras_groupopt.rules.radam import RAdam
+from keras_groupopt.rules.rmsprop import RMSprop
+from keras_groupopt.rules.schedule_free_adamw import ScheduleFreeAdamW
+from keras_groupopt.rules.sgd import SGD
 
-OWN_RULES: dict[str, type] = {"radam": RAdam}
+# Where Keras has a rule of the same name, ours is meant; `lookahead.py` adds its own.
+OWN_RULES: dict[str, type] = {
+    "adabelief": AdaBelief,
+    "adafactor": Adafactor,
+    "adan": Adan,
+    "lars": LARS,
+    "muon": Muon,
+    "nadamw": NAdamW,
+    "radam": RAdam,
+    "schedulefreeadamw": ScheduleFreeAdamW,
+}
+# Rules of Keras whose step cannot take an argument that is a tensor, and what stands for them then.
+SCHEDULABLE: dict[type, type] = {
+    keras.optimizers.RMSprop: RMSprop,
+    keras.optimizers.SGD: SGD,
+}
 _WRAPPERS = ("lossscaleoptimizer", "multioptimizer", "optimizer")
 
 _owners: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
@@ -164,12 +188,33 @@ def rule_of(instance: Any) -> Rule:
     )
 
 
+def check_shapes(rule: Rule | None, shapes: list[tuple[str, tuple[int, ...]]], where: str) -> None:
+    """Refuses variables that a rule cannot move.
+
+    A rule class that has such variables says so in a class method `check_shapes(shapes, where)`.
+
+    Args:
+        rule: The rule of a group.
+        shapes: The path and the shape of each variable of the group.
+        where: The group, for the error.
+
+    Raises:
+        ValueError: If there is one.
+    """
+    if rule is not None:
+        check = getattr(rule_class(rule, where), "check_shapes", None)
+        if check is not None:
+            check(shapes, where)
+
+
 def type_of(instance: Any) -> type:
     """Returns the class a user wrote, where another stands for it.
 
     Keras puts a subclass of its own in its place on torch, and we do on TensorFlow.
     """
-    cls: type = vars(type(instance)).get("stands_for", type(instance))
+    cls: type = type(instance)
+    while "stands_for" in vars(cls):
+        cls = vars(cls)["stands_for"]
     if not _compat.is_keras_own(cls):
         # A user's class may have the name of its base.
         return cls
@@ -223,6 +268,8 @@ def make_rule(rule: Rule, learning_rate: float | Callable[[], Any], where: str) 
         ValueError: If the class does not take an argument.
     """
     cls = rule_class(rule, where)
+    if fields.scheduled(rule):
+        cls = SCHEDULABLE.get(cls, cls)
     if rule.config is not None:
         numbers = fields.with_numbers(rule.config)
         optimizer = cls.from_config({**numbers, "learning_rate": learning_rate})

@@ -15,7 +15,8 @@ def serialize_rule(rule: Rule | None) -> Any:
     """Returns plain JSON for a rule: a name, or a class and its arguments or config."""
     if rule is None:
         return None
-    saved: dict[str, Any] = {"arguments": keras.saving.serialize_keras_object(dict(rule.arguments))}
+    arguments = {name: _plain(value) for name, value in rule.arguments.items()}
+    saved: dict[str, Any] = {"arguments": keras.saving.serialize_keras_object(arguments)}
     if rule.config is not None:
         config = {**rule.config, "learning_rate": 0.0}
         saved["config"] = keras.saving.serialize_keras_object(config)
@@ -35,12 +36,26 @@ def deserialize_rule(config: Any) -> Rule | None:
     """
     if config is None:
         return None
-    arguments = keras.saving.deserialize_keras_object(config["arguments"])
+    arguments = {
+        name: deserialize_rule(value) if _is_rule(value) else value
+        for name, value in keras.saving.deserialize_keras_object(config["arguments"]).items()
+    }
     full = config.get("config")
     if full is not None:
         full = keras.saving.deserialize_keras_object(full)
     target = config["name"] if "name" in config else _class_of(config["class"], config["module"])
     return Rule(target, arguments, full)
+
+
+def _plain(argument: Any) -> Any:
+    """Returns an argument that is itself a rule as plain JSON."""
+    return serialize_rule(argument) if isinstance(argument, Rule) else argument
+
+
+def _is_rule(argument: Any) -> bool:
+    return isinstance(argument, dict) and (
+        argument.keys() >= {"name", "arguments"} or argument.keys() >= {"class", "module"}
+    )
 
 
 def _class_of(name: str, module: str) -> type:

@@ -1,0 +1,161 @@
+"""AdaBelief: Adam that divides by how far gradients are from what was expected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_groupopt.rules import checks
+from keras_groupopt.rules.scalars import bias_correction, rectification, scalar
+from keras_groupopt.rules.update_rule import UpdateRule
+
+Tensor = Any
+
+# Of float16 the smallest step. Without it a second moment that rounds to 0 has no bound.
+_SMALLEST_OF_FLOAT16 = 2.0**-24
+
+
+@keras.saving.register_keras_serializable(package="keras_groupopt")
+class AdaBelief(UpdateRule):
+    """Adam with the variance of gradients around their mean in place of their square.
+
+    With gradient `g`, step `t` counted from 1, η = `learning_rate`, β₁ = `beta_1`,
+    β₂ = `beta_2` and ε = `epsilon`:
+
+        m ← β₁ m + (1 - β₁) g
+        s ← β₂ s + (1 - β₂)(g - m)² + ε
+        w ← w - η m / (1 - β₁ᵗ) / (√(s / (1 - β₂ᵗ)) + ε)
+
+    With `amsgrad`, the largest `s` so far stands in its place. With `rectify`, as in `RAdam`,
+
+        w ← w - η m / (1 - β₁ᵗ) · r √(1 - β₂ᵗ) / (√s + ε)             if ρ > 5
+        w ← w - η m / (1 - β₁ᵗ)                                       otherwise
+
+    Where gradients hardly change, steps are large, and ε alone bounds them: its default is that of
+    float32. In float16 it counts as 6e-8, the smallest number there is.
+
+    State per variable: two values per weight, three with `amsgrad`, in its dtype.
+
+    Args:
+        learning_rate: The step size η: a number, a Keras learning-rate schedule, or a callable
+            without arguments. Default: 0.001.
+        beta_1: Decay of the mean of the gradients per step, in [0, 1). Default: 0.9.
+        beta_2: Decay of the variance per step, in [0, 1). Default: 0.999.
+        epsilon: Added to the variance at every step and to its root, at least 0. Default: 1e-16.
+        rectify: Whether to begin without the variance, and to rectify it. Default: False.
+        amsgrad: Whether to divide by the largest variance so far. Default: False.
+        **kwargs: What every Keras optimizer takes: `weight_decay` (decoupled), `clipnorm`,
+            `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
+            `loss_scale_factor`, `gradient_accumulation_steps`, `name`.
+
+    Raises:
+        ValueError: A beta is not in [0, 1), another number is negative or not finite, or `rectify`
+            or `amsgrad` is no boolean.
+
+    Example:
+        >>> import keras
+        >>> from keras_groupopt.rules import AdaBelief
+        >>> weight = keras.Variable([1.0, 2.0])
+        >>> gradient = keras.ops.convert_to_tensor([0.5, -0.25])
+        >>> AdaBelief(learning_rate=0.09).apply([gradient], [weight])
+        >>> [round(float(value), 4) for value in keras.ops.convert_to_numpy(weight)]
+        [0.9, 2.1]
+
+    Reference:
+        Zhuang et al. 2020, "AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed
+        Gradients", arXiv:2010.07468.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-16,
+        rectify: bool = False,
+        amsgrad: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta_1: float = checks.fraction("beta_1", beta_1)
+        self.beta_2: float = checks.fraction("beta_2", beta_2)
+        self.epsilon: float = checks.amount("epsilon", epsilon)
+        self.rectify: bool = checks.switch("rectify", rectify)
+        self.amsgrad: bool = checks.switch("amsgrad", amsgrad)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the moments of each variable.
+
+        Args:
+            variables: The trainable variables, as `keras.Variable`s of any shape.
+        """
+        if self.built:
+            return
+        super().build(variables)
+        self._momentums, self._variances = self.add_optimizer_variables(
+            variables, ["momentum", "variance"]
+        )
+        if self.amsgrad:
+            self._largest = self.add_optimizer_variables(variables, "largest_variance")
+
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        """Move one variable by one step.
+
+        Args:
+            gradient: The gradient, of the variable's shape; on TensorFlow it may be
+                `IndexedSlices`.
+            variable: The variable, one of those the optimizer was built with.
+            learning_rate: The rate of this step, a scalar.
+        """
+        index = self._get_variable_index(variable)
+        momentum, variance = self._momentums[index], self._variances[index]
+        dtype = self.arithmetic_dtype(variable)
+        gradient = self.dense(gradient, variable, dtype)
+        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
+        epsilon = scalar(self.epsilon, dtype)
+        if keras.backend.standardize_dtype(variable.dtype) == "float16":
+            epsilon = ops.maximum(ops.cast(epsilon, dtype), _SMALLEST_OF_FLOAT16)
+
+        old_m, old_s = ops.cast(momentum, dtype), ops.cast(variance, dtype)
+        m = old_m + (gradient - old_m) * (1.0 - beta_1)
+        s = old_s + (ops.square(gradient - m) - old_s) * (1.0 - beta_2) + epsilon
+        self.assign(momentum, ops.cast(m, momentum.dtype))
+        self.assign(variance, ops.cast(s, variance.dtype))
+        if self.amsgrad:
+            largest = self._largest[index]
+            s = ops.maximum(ops.cast(largest, dtype), s)
+            self.assign(largest, ops.cast(s, largest.dtype))
+
+        def scalars(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            correction = bias_correction(beta_1, step)
+            if self.rectify:
+                return correction, *rectification(beta_2, step)
+            return correction, True, ops.sqrt(bias_correction(beta_2, step))
+
+        correction, trusted, factor = self.once(dtype, scalars)
+        rate = ops.cast(learning_rate, dtype) / correction
+        root = ops.sqrt(s)
+        if self.rectify:
+            rate = ops.where(trusted, rate * factor / (root + epsilon), rate)
+        else:
+            rate = rate / (root / factor + epsilon)
+        self.assign_sub(variable, ops.cast(m * rate, variable.dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor arguments.
+
+        Returns:
+            A dictionary of plain values, from which `from_config` makes an equal optimizer.
+        """
+        config: dict[str, Any] = super().get_config()
+        config.update(
+            beta_1=self.beta_1,
+            beta_2=self.beta_2,
+            epsilon=self.epsilon,
+            rectify=self.rectify,
+            amsgrad=self.amsgrad,
+        )
+        return config

@@ -1,0 +1,198 @@
+"""Adafactor: second moments kept as the means of rows and columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_groupopt.rules import checks
+from keras_groupopt.rules.scalars import scalar
+from keras_groupopt.rules.update_rule import UpdateRule
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_groupopt")
+class Adafactor(UpdateRule):
+    """Adaptive steps of bounded size, with a memory of a row and a column per matrix.
+
+    With gradient `g`, step `t` counted from 1, η = `learning_rate`, c = `beta_2_decay`,
+    ε₁ = `epsilon_1`, ε₂ = `epsilon_2`, d = `clip_threshold` and κ = `relative_limit`:
+
+        β = 1 - tᶜ
+        v ← β v + (1 - β)(g² + ε₁)
+        u = g / √v;   u ← u / max(1, RMS(u) / d)
+        α = η · min(1, 1 / (κ √t))             with `relative_step`, else η
+        α ← α · max(ε₂, RMS(w))                with `scale_parameter`
+        w ← w - α u
+
+    Of a variable of rank 2 or more, `v` is not kept, but its means over the last axis and over the
+    last but one, `r` and `s`, and `v = r sᵀ / mean(r)`. RMS is over one variable, whatever group it
+    is in.
+
+    The relative step is a curve that the rate multiplies: constant up to step 1/κ², then falling
+    as 1/√t. So a group's `learning_rate_ratio` multiplies every step, also on the falling part,
+    and ratios hold. At η = κ the curve is the paper's, min(η, 1/√t), which other implementations
+    take for every η, and which then makes groups of all ratios equal.
+
+    Differs from `keras.optimizers.Adafactor` in three points: without `relative_step` the rate has
+    no bound, matrices keep no full second moment, and `scale_parameter` can be switched off.
+
+    State per variable: one value per row and per column; one per weight where the rank is below 2.
+
+    Args:
+        learning_rate: The step size η: a number, a Keras learning-rate schedule, or a callable
+            without arguments. Default: 0.01.
+        beta_2_decay: The exponent c, below 0, by which the memory grows. Default: -0.8.
+        epsilon_1: Added to the squared gradients, at least 0. Default: 1e-30.
+        epsilon_2: The least length a variable is taken to have, at least 0. Default: 0.001.
+        clip_threshold: The largest root mean square d of a step at a rate of 1, more than 0.
+            Default: 1.0.
+        relative_step: Whether the rate falls as 1/√t. Default: True.
+        scale_parameter: Whether steps are relative to the size of the weights. Default: True.
+        relative_limit: Where the fall begins: the rate κ that 1/√t has to reach, more than 0.
+            Default: 0.01, which is step 10,000.
+        **kwargs: What every Keras optimizer takes: `weight_decay` (decoupled), `clipnorm`,
+            `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
+            `loss_scale_factor`, `gradient_accumulation_steps`, `name`.
+
+    Raises:
+        ValueError: A number is negative or not finite, `beta_2_decay` is not below 0,
+            `clip_threshold` or `relative_limit` is 0, or a switch is no boolean.
+
+    Example:
+        >>> import keras
+        >>> from keras_groupopt.rules import Adafactor
+        >>> weight = keras.Variable([[3.0, 4.0], [4.0, 3.0]])
+        >>> gradient = keras.ops.convert_to_tensor([[0.5, -0.5], [0.5, -0.5]])
+        >>> Adafactor(learning_rate=0.1, scale_parameter=False).apply([gradient], [weight])
+        >>> [round(float(value), 4) for value in keras.ops.convert_to_numpy(weight).ravel()]
+        [2.9, 4.1, 3.9, 3.1]
+
+    Reference:
+        Shazeer & Stern 2018, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost",
+        arXiv:1804.04235.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.01,
+        beta_2_decay: float = -0.8,
+        epsilon_1: float = 1e-30,
+        epsilon_2: float = 1e-3,
+        clip_threshold: float = 1.0,
+        relative_step: bool = True,
+        scale_parameter: bool = True,
+        relative_limit: float = 0.01,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta_2_decay: float = checks.below_zero("beta_2_decay", beta_2_decay)
+        self.epsilon_1: float = checks.amount("epsilon_1", epsilon_1)
+        self.epsilon_2: float = checks.amount("epsilon_2", epsilon_2)
+        self.clip_threshold: float = checks.positive("clip_threshold", clip_threshold)
+        self.relative_step: bool = checks.switch("relative_step", relative_step)
+        self.scale_parameter: bool = checks.switch("scale_parameter", scale_parameter)
+        self.relative_limit: float = checks.positive("relative_limit", relative_limit)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the means of rows and columns, or the second moment, of each variable.
+
+        Args:
+            variables: The trainable variables, as `keras.Variable`s of any shape.
+        """
+        if self.built:
+            return
+        super().build(variables)
+        self._rows: list[Any] = []
+        self._columns: list[Any] = []
+        self._velocities: list[Any] = []
+        for variable in variables:
+            rows = columns = velocity = None
+            if getattr(variable, "overwrite_with_gradient", False):
+                pass
+            elif len(variable.shape) < 2:
+                velocity = self.add_variable_from_reference(variable, name="velocity")
+            else:
+                *outer, height, width = variable.shape
+                dtype = variable.dtype
+                rows = self.add_variable((*outer, height), dtype=dtype, name="rows")
+                columns = self.add_variable((*outer, width), dtype=dtype, name="columns")
+            self._rows.append(rows)
+            self._columns.append(columns)
+            self._velocities.append(velocity)
+
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        """Move one variable by one step.
+
+        Args:
+            gradient: The gradient, of the variable's shape; on TensorFlow it may be
+                `IndexedSlices`.
+            variable: The variable, one of those the optimizer was built with.
+            learning_rate: The rate of this step, a scalar.
+        """
+        dtype = self.arithmetic_dtype(variable)
+        gradient = self.dense(gradient, variable, dtype)
+        fresh, factor = self.once(dtype, lambda step: self._scalars(step, dtype))
+        squares = ops.square(gradient) + scalar(self.epsilon_1, dtype)
+        update = gradient / self._roots(squares, self._get_variable_index(variable), fresh)
+        limit = scalar(self.clip_threshold, dtype)
+        update = update / ops.maximum(_rms(update) / limit, ops.ones((), dtype))
+
+        rate = ops.cast(learning_rate, dtype) * factor
+        if self.scale_parameter:
+            smallest = ops.cast(self.epsilon_2, dtype)
+            rate = rate * ops.maximum(smallest, _rms(ops.cast(variable, dtype)))
+        self.assign_sub(variable, ops.cast(update * rate, variable.dtype))
+
+    def _scalars(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
+        """Returns 1 - β, and the relative step."""
+        fresh = ops.exp(scalar(self.beta_2_decay, dtype) * ops.log(step))
+        if not self.relative_step:
+            return fresh, ops.ones((), dtype)
+        return fresh, ops.minimum(
+            ops.rsqrt(step) / scalar(self.relative_limit, dtype), ops.ones((), dtype)
+        )
+
+    def _roots(self, squares: Tensor, index: int, fresh: Tensor) -> Tensor:
+        """Returns √v, with `squares` taken in."""
+        dtype = str(keras.backend.standardize_dtype(squares.dtype))
+
+        def moved(slot: Any, value: Tensor) -> Tensor:
+            old = ops.cast(slot, dtype)
+            new = old + (value - old) * fresh
+            self.assign(slot, ops.cast(new, slot.dtype))
+            return new
+
+        if self._velocities[index] is not None:
+            return ops.sqrt(moved(self._velocities[index], squares))
+        rows = moved(self._rows[index], ops.mean(squares, axis=-1))
+        columns = moved(self._columns[index], ops.mean(squares, axis=-2))
+        # Roots first: a product of two small moments would be 0.
+        share = ops.sqrt(rows / ops.mean(rows, axis=-1, keepdims=True))
+        return ops.expand_dims(share, -1) * ops.expand_dims(ops.sqrt(columns), -2)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor arguments.
+
+        Returns:
+            A dictionary of plain values, from which `from_config` makes an equal optimizer.
+        """
+        config: dict[str, Any] = super().get_config()
+        config.update(
+            beta_2_decay=self.beta_2_decay,
+            epsilon_1=self.epsilon_1,
+            epsilon_2=self.epsilon_2,
+            clip_threshold=self.clip_threshold,
+            relative_step=self.relative_step,
+            scale_parameter=self.scale_parameter,
+            relative_limit=self.relative_limit,
+        )
+        return config
+
+
+def _rms(x: Tensor) -> Tensor:
+    return ops.sqrt(ops.mean(ops.square(x)))

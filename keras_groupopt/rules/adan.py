@@ -1,0 +1,201 @@
+"""Adan: Adam with Nesterov's look-ahead taken from the change of the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_groupopt import _compat
+from keras_groupopt.rules import checks
+from keras_groupopt.rules.scalars import bias_correction, scalar
+from keras_groupopt.rules.update_rule import UpdateRule
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_groupopt")
+class Adan(UpdateRule):
+    """Adaptive Nesterov momentum: moments of the gradient and of its change since the last step.
+
+    With gradient `g`, the variable's gradient before it `g₋` (`g` at its first), step `t` counted
+    from 1, η = `learning_rate`, β₁ = `beta_1`, β₂ = `beta_2`, β₃ = `beta_3`, ε = `epsilon` and
+    λ = `weight_decay`:
+
+        m ← β₁ m + (1 - β₁) g
+        d ← β₂ d + (1 - β₂)(g - g₋)
+        n ← β₃ n + (1 - β₃)(g + β₂ (g - g₋))²
+        u = (m / (1 - β₁ᵗ) + β₂ d / (1 - β₂ᵗ)) / (√(n / (1 - β₃ᵗ)) + ε)
+
+        w ← (w - η u) / (1 + η λ)                                     (the paper's decay)
+        w ← w - η λ w - η u                                           with `no_prox`
+
+    The betas are those of the authors' code, so `beta_1` near 1 is a long memory; the paper writes
+    1 - β for them. It wants a larger rate than Adam, and bears one.
+
+    In a group of a `GroupedOptimizer` the decay is the group's, `w ← w - η λ (w - anchor)` before
+    the step, whatever `no_prox` is.
+
+    State per variable: four values per weight, in its dtype, and one float32 scalar.
+
+    Args:
+        learning_rate: The step size η: a number, a Keras learning-rate schedule, or a callable
+            without arguments. Default: 0.001.
+        beta_1: Decay of the mean of the gradients per step, in [0, 1). Default: 0.98.
+        beta_2: Decay of the mean of their changes per step, and the weight of the look-ahead, in
+            [0, 1). Default: 0.92.
+        beta_3: Decay of the second moment per step, in [0, 1). Default: 0.99.
+        epsilon: Added to the root of the second moment, at least 0. Default: 1e-8.
+        no_prox: Whether decay comes before the step, as in AdamW. Default: False.
+        **kwargs: What every Keras optimizer takes: `weight_decay` (decoupled), `clipnorm`,
+            `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
+            `loss_scale_factor`, `gradient_accumulation_steps`, `name`.
+
+    Raises:
+        ValueError: A beta is not in [0, 1), another number is negative or not finite, or `no_prox`
+            is no boolean.
+
+    Example:
+        >>> import keras
+        >>> from keras_groupopt.rules import Adan
+        >>> weight = keras.Variable([1.0, 2.0])
+        >>> optimizer = Adan(learning_rate=0.1)
+        >>> for gradient in ([0.5, -0.25], [0.5, -0.25]):
+        ...     optimizer.apply([keras.ops.convert_to_tensor(gradient)], [weight])
+        >>> [round(float(value), 4) for value in keras.ops.convert_to_numpy(weight)]
+        [0.8, 2.2]
+
+    Reference:
+        Xie et al. 2022, "Adan: Adaptive Nesterov Momentum Algorithm for Faster Optimizing Deep
+        Models", arXiv:2208.06677.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.98,
+        beta_2: float = 0.92,
+        beta_3: float = 0.99,
+        epsilon: float = 1e-8,
+        no_prox: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta_1: float = checks.fraction("beta_1", beta_1)
+        self.beta_2: float = checks.fraction("beta_2", beta_2)
+        self.beta_3: float = checks.fraction("beta_3", beta_3)
+        self.epsilon: float = checks.amount("epsilon", epsilon)
+        self.no_prox: bool = checks.switch("no_prox", no_prox)
+        self._prox: _Prox = _Prox()
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the moments, the last gradient and its mark, of each variable.
+
+        Args:
+            variables: The trainable variables, as `keras.Variable`s of any shape.
+        """
+        if self.built:
+            return
+        super().build(variables)
+        names = ["momentum", "difference", "velocity", "last_gradient"]
+        slots = self.add_optimizer_variables(variables, names)
+        self._momentums, self._differences, self._velocities, self._last_gradients = slots
+        # Whether there is a last gradient: a variable may come without one in the first steps.
+        self._started = [
+            None if slot is None else self.add_variable((), dtype="float32", name="started")
+            for slot in self._momentums
+        ]
+        if self.weight_decay is not None:
+            self._prox.decayed = tuple(_compat.is_decayed(self, v) for v in variables)
+
+    def apply(self, grads: Sequence[Tensor], trainable_variables: Any = None) -> None:
+        """Move all variables by one step.
+
+        Args:
+            grads: One gradient per variable; a variable whose gradient is `None` stays.
+            trainable_variables: The variables, if not all of those the optimizer was built with.
+        """
+        if self.weight_decay is None or self.no_prox:
+            super().apply(grads, trainable_variables)
+            return
+        if not self.built and trainable_variables is not None:
+            self.build(list(trainable_variables))
+        # Keras decays before the step; here it is part of the step.
+        self._prox.rate, self.weight_decay = self.weight_decay, None
+        try:
+            super().apply(grads, trainable_variables)
+        finally:
+            self._prox.rate, self.weight_decay = None, self._prox.rate
+
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        """Move one variable by one step.
+
+        Args:
+            gradient: The gradient, of the variable's shape; on TensorFlow it may be
+                `IndexedSlices`.
+            variable: The variable, one of those the optimizer was built with.
+            learning_rate: The rate of this step, a scalar.
+        """
+        index = self._get_variable_index(variable)
+        dtype = self.arithmetic_dtype(variable)
+        gradient = self.dense(gradient, variable, dtype)
+        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
+        beta_3 = scalar(self.beta_3, dtype)
+
+        last, started = self._last_gradients[index], self._started[index]
+        change = gradient - ops.cast(last, dtype)
+        change = ops.where(ops.greater(started, 0.0), change, ops.zeros_like(change))
+        m = self._moved(self._momentums[index], gradient, beta_1, dtype)
+        d = self._moved(self._differences[index], change, beta_2, dtype)
+        ahead = ops.square(gradient + beta_2 * change)
+        n = self._moved(self._velocities[index], ahead, beta_3, dtype)
+        self.assign(last, ops.cast(gradient, last.dtype))
+        self.assign(started, ops.ones((), started.dtype))
+
+        def corrections(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            first, second = bias_correction(beta_1, step), bias_correction(beta_2, step)
+            return 1.0 / first, beta_2 / second, ops.rsqrt(bias_correction(beta_3, step))
+
+        of_m, of_d, of_root = self.once(dtype, corrections)
+        rate = ops.cast(learning_rate, dtype)
+        root = ops.sqrt(n) * of_root + scalar(self.epsilon, dtype)
+        update = (m * of_m + d * of_d) * rate / root
+        if self._prox.rate is not None and self._prox.decayed[index]:
+            # (w - u) / (1 + x) = w - (u + x w) / (1 + x): small numbers stay small.
+            shrink = rate * scalar(self._prox.rate, dtype)
+            update = (update + shrink * ops.cast(variable, dtype)) / (1.0 + shrink)
+        self.assign_sub(variable, ops.cast(update, variable.dtype))
+
+    def _moved(self, slot: Any, value: Tensor, beta: Any, dtype: str) -> Tensor:
+        old = ops.cast(slot, dtype)
+        new = old + (value - old) * (1.0 - beta)
+        self.assign(slot, ops.cast(new, slot.dtype))
+        return new
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor arguments.
+
+        Returns:
+            A dictionary of plain values, from which `from_config` makes an equal optimizer.
+        """
+        config: dict[str, Any] = super().get_config()
+        config.update(
+            beta_1=self.beta_1,
+            beta_2=self.beta_2,
+            beta_3=self.beta_3,
+            epsilon=self.epsilon,
+            no_prox=self.no_prox,
+        )
+        return config
+
+
+class _Prox:
+    """The decay that is part of the steps of one `apply`, and which variables it is of.
+
+    An object of our own, since Keras tracks containers that are set on an optimizer.
+    """
+
+    rate: float | None = None
+    decayed: tuple[bool, ...] = ()

@@ -1,0 +1,132 @@
+"""LARS: momentum whose rate follows the size of each variable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_groupopt.rules import checks
+from keras_groupopt.rules.scalars import scalar
+from keras_groupopt.rules.update_rule import UpdateRule
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_groupopt")
+class LARS(UpdateRule):
+    """Layer-wise adaptive rate scaling: SGD with momentum and one trust ratio per variable.
+
+    With gradient `g`, η = `learning_rate`, μ = `momentum`, τ = `trust_coefficient` and
+    ε = `epsilon`:
+
+        r = τ ‖w‖ / (‖g‖ + ε)        (1 where ‖w‖ or ‖g‖ is 0)
+        v ← μ v + η r g
+        w ← w - v                    or w ← w - (μ v + η r g) with `nesterov`
+
+    The norms are over one variable, whatever group it is in. Decay is decoupled, as everywhere in
+    Keras: it comes before the step and enters neither `r` nor `v`; the paper adds it to `g`.
+
+    As τ is small, it wants a rate of the order of 1. Biases and the scales of norms are commonly
+    left to plain SGD: put them into a group of their own.
+
+    State per variable: one value per weight, in its dtype.
+
+    Args:
+        learning_rate: The step size η: a number, a Keras learning-rate schedule, or a callable
+            without arguments. Default: 1.0.
+        momentum: Share μ of the last step that is kept, in [0, 1). Default: 0.9.
+        trust_coefficient: The part τ of its own length that a variable may move at a rate of 1,
+            more than 0. Default: 0.001.
+        epsilon: Added to the norm of the gradient, at least 0. Default: 0.
+        nesterov: Whether to look ahead by one more share of momentum. Default: False.
+        **kwargs: What every Keras optimizer takes: `weight_decay` (decoupled), `clipnorm`,
+            `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
+            `loss_scale_factor`, `gradient_accumulation_steps`, `name`.
+
+    Raises:
+        ValueError: `momentum` is not in [0, 1), `trust_coefficient` is not positive, another number
+            is negative or not finite, or `nesterov` is no boolean.
+
+    Example:
+        >>> import keras
+        >>> from keras_groupopt.rules import LARS
+        >>> weight = keras.Variable([3.0, 4.0])
+        >>> gradient = keras.ops.convert_to_tensor([0.0, 10.0])
+        >>> LARS(learning_rate=1.0, trust_coefficient=0.1).apply([gradient], [weight])
+        >>> [round(float(value), 4) for value in keras.ops.convert_to_numpy(weight)]
+        [3.0, 3.5]
+
+    Reference:
+        You et al. 2017, "Large Batch Training of Convolutional Networks", arXiv:1708.03888.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 1.0,
+        momentum: float = 0.9,
+        trust_coefficient: float = 0.001,
+        epsilon: float = 0.0,
+        nesterov: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.momentum: float = checks.fraction("momentum", momentum)
+        self.trust_coefficient: float = checks.positive("trust_coefficient", trust_coefficient)
+        self.epsilon: float = checks.amount("epsilon", epsilon)
+        self.nesterov: bool = checks.switch("nesterov", nesterov)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the velocity of each variable.
+
+        Args:
+            variables: The trainable variables, as `keras.Variable`s of any shape.
+        """
+        if self.built:
+            return
+        super().build(variables)
+        self._velocities = self.add_optimizer_variables(variables, "velocity")
+
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        """Move one variable by one step.
+
+        Args:
+            gradient: The gradient, of the variable's shape; on TensorFlow it may be
+                `IndexedSlices`.
+            variable: The variable, one of those the optimizer was built with.
+            learning_rate: The rate of this step, a scalar.
+        """
+        velocity = self._velocities[self._get_variable_index(variable)]
+        dtype = self.arithmetic_dtype(variable)
+        gradient = self.dense(gradient, variable, dtype)
+        momentum = scalar(self.momentum, dtype)
+
+        length = ops.sqrt(ops.sum(ops.square(ops.cast(variable, dtype))))
+        slope = ops.sqrt(ops.sum(ops.square(gradient)))
+        has_ratio = ops.logical_and(length > 0, slope > 0)
+        divisor = ops.where(has_ratio, slope + scalar(self.epsilon, dtype), 1.0)
+        trusted = scalar(self.trust_coefficient, dtype) * length / divisor
+        rate = ops.cast(learning_rate, dtype) * ops.where(has_ratio, trusted, 1.0)
+
+        scaled = gradient * rate
+        v = ops.cast(velocity, dtype) * momentum + scaled
+        self.assign(velocity, ops.cast(v, velocity.dtype))
+        update = v * momentum + scaled if self.nesterov else v
+        self.assign_sub(variable, ops.cast(update, variable.dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor arguments.
+
+        Returns:
+            A dictionary of plain values, from which `from_config` makes an equal optimizer.
+        """
+        config: dict[str, Any] = super().get_config()
+        config.update(
+            momentum=self.momentum,
+            trust_coefficient=self.trust_coefficient,
+            epsilon=self.epsilon,
+            nesterov=self.nesterov,
+        )
+        return config

@@ -1,0 +1,208 @@
+"""Lookahead: any rule, with weights that follow it at a distance."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_groupopt import _compat, kernels
+from keras_groupopt.arguments import is_schedule
+from keras_groupopt.groups import LIFTED, Rule, as_rule
+from keras_groupopt.rules import checks, registry
+from keras_groupopt.rules.scalars import scalar
+from keras_groupopt.rules.serialization import deserialize_rule, serialize_rule
+from keras_groupopt.rules.update_rule import UpdateRule, copy_of
+
+Tensor = Any
+
+_WHERE = "Lookahead"
+
+
+@keras.saving.register_keras_serializable(package="keras_groupopt")
+class Lookahead(UpdateRule):
+    """Lets a rule go k steps ahead, then goes a part of the way after it, and starts it from there.
+
+    With the weights `w` that the rule moves, slow weights `s`, steps `t` counted from 1,
+    k = `sync_period` and α = `slow_step_size`:
+
+        w ← a step of `rule`
+        if t is a multiple of k:  s ← s + α (w - s);  w ← s
+
+    `s` starts from the weights at the first step, so weights loaded before it count. The state of
+    the rule is left as it is when the weights go back. A variable without a gradient at a multiple
+    of k rests, and waits for the next one.
+
+    State per variable: that of the rule, and one value per weight, in its dtype.
+
+    Args:
+        learning_rate: The rate of `rule`: a number, a Keras learning-rate schedule, or a callable
+            without arguments. Default: 0.001.
+        rule: What moves the weights: the name of an optimizer, an optimizer class, or
+            `kgo.rule(...)`, whose arguments are numbers. Default: `"radam"`.
+        sync_period: Steps k between two syncs, at least 1. Default: 6.
+        slow_step_size: The part α of the way that the slow weights go, in [0, 1]. Default: 0.5.
+        **kwargs: What every Keras optimizer takes: `weight_decay` (decoupled), `clipnorm`,
+            `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
+            `loss_scale_factor`, `gradient_accumulation_steps`, `name`.
+
+    Raises:
+        ValueError: `sync_period` is below 1, `slow_step_size` is not in [0, 1], or `rule` is not
+            known, wraps optimizers, does not take its arguments, or has a decay, a clipping or a
+            schedule of its own.
+        TypeError: `rule` is an optimizer instance, or no rule at all.
+
+    Example:
+        >>> import keras
+        >>> from keras_groupopt.rules import Lookahead
+        >>> weight = keras.Variable([1.0])
+        >>> optimizer = Lookahead(learning_rate=0.1, rule="sgd", sync_period=2)
+        >>> for _ in range(2):
+        ...     optimizer.apply([keras.ops.convert_to_tensor([1.0])], [weight])
+        >>> [round(float(value), 4) for value in keras.ops.convert_to_numpy(weight)]
+        [0.9]
+
+    Reference:
+        Zhang et al. 2019, "Lookahead Optimizer: k steps forward, 1 step back", arXiv:1907.08610.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        rule: Any = "radam",
+        sync_period: int = 6,
+        slow_step_size: float = 0.5,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.sync_period: int = checks.count("sync_period", sync_period, least=1)
+        self.slow_step_size: float = checks.share("slow_step_size", slow_step_size)
+        self._ahead: _Ahead = _Ahead(_checked_rule(rule))
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the rule's state and the slow weights of each variable.
+
+        Args:
+            variables: The trainable variables, as `keras.Variable`s of a shape that `rule` takes.
+        """
+        if self.built:
+            return
+        super().build(variables)
+        optimizer = registry.make_rule(self._ahead.rule, 0.0, _WHERE)
+        optimizer = kernels.without_reduction(optimizer)
+        optimizer.name = self.name
+        optimizer.build(list(variables))
+        _compat.share_counter(optimizer, self)
+        _compat.track_all_state(optimizer)
+        self._ahead.optimizer = optimizer
+        self._slow_weights = [
+            None
+            if getattr(variable, "overwrite_with_gradient", False)
+            else self.add_variable_from_reference(
+                variable, name="slow", initializer=copy_of(variable)
+            )
+            for variable in variables
+        ]
+        # The rule's state is ours, under the names of its attributes, and is saved once.
+        for name, state in _compat.state_attributes(optimizer).items():
+            setattr(self, name, state)
+        _compat.track_all_state(self)
+
+    @property
+    def ahead(self) -> Any:
+        """The optimizer that moves the weights; `None` before the build."""
+        return self._ahead.optimizer
+
+    def _backend_update_step(
+        self, grads: Sequence[Tensor], trainable_variables: Any, learning_rate: Tensor
+    ) -> None:
+        variables = list(trainable_variables)
+        slow = [self._slow_weights[self._get_variable_index(v)] for v in variables]
+        both, size, made = [*slow, *variables], self.slow_step_size, self.iterations
+        is_first = ops.equal(made, 0)
+        is_due = ops.equal(ops.mod(made + 1, self.sync_period), 0)
+
+        def run(gradients: list[Tensor]) -> None:
+            kernels.when(is_first, lambda: _start(slow, variables), both)
+            # Not `apply`: what comes before and after a step is done once, for the whole.
+            _compat.update_step_of(self.ahead, gradients, variables, learning_rate)
+            kernels.when(is_due, lambda: _sync(slow, variables, size), both)
+
+        kernels.over_replicas(run, list(grads), [*self.variables, *variables])
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor arguments.
+
+        Returns:
+            A dictionary of plain values, from which `from_config` makes an equal optimizer.
+        """
+        config: dict[str, Any] = super().get_config()
+        config.update(
+            rule=serialize_rule(self._ahead.rule),
+            sync_period=self.sync_period,
+            slow_step_size=self.slow_step_size,
+        )
+        return config
+
+
+class _Ahead:
+    """The rule and its optimizer, in an object that Keras does not look into.
+
+    An optimizer set on an optimizer would be saved a second time.
+    """
+
+    def __init__(self, rule: Rule) -> None:
+        self.rule = rule
+        self.optimizer: Any = None
+
+
+def _checked_rule(value: Any) -> Rule:
+    if isinstance(value, dict):
+        value = deserialize_rule(value)
+    rule = as_rule(value, where=_WHERE)
+    if rule is None or rule.is_instance:
+        raise TypeError(
+            "`rule` of Lookahead must be the name of an optimizer, an optimizer class or "
+            f"`kgo.rule(...)`. Received: rule={value!r}. An optimizer instance has a rate of its "
+            "own; here the rate is that of Lookahead."
+        )
+    cls = registry.rule_class(rule, _WHERE)
+    if issubclass(cls, Lookahead):
+        raise ValueError(
+            f"`rule` must not itself wrap optimizers. Received: {rule!r} in {_WHERE}. Give the "
+            "rule that is inside of it."
+        )
+    for name, argument in rule.arguments.items():
+        if argument is not None and (name in LIFTED or name.endswith("weight_decay")):
+            raise ValueError(
+                f"`{name}` must not be set on the rule within Lookahead. Received: {rule!r}. Set "
+                "it on Lookahead or, in a GroupedOptimizer, on the group."
+            )
+        if is_schedule(argument):
+            raise ValueError(
+                f"`{name}` of the rule within Lookahead must be a number. Received: {rule!r}."
+            )
+    registry.make_rule(rule, 0.0, _WHERE)
+    return rule
+
+
+def _start(slow: Sequence[Any], variables: Sequence[Any]) -> None:
+    for own, variable in zip(slow, variables, strict=True):
+        own.assign(ops.copy(ops.convert_to_tensor(variable)))
+
+
+def _sync(slow: Sequence[Any], variables: Sequence[Any], size: Any) -> None:
+    for own, variable in zip(slow, variables, strict=True):
+        dtype = UpdateRule.arithmetic_dtype(variable)
+        old = ops.cast(own, dtype)
+        new = old + (ops.cast(variable, dtype) - old) * scalar(size, dtype)
+        new = ops.cast(new, own.dtype)
+        own.assign(new)
+        # On JAX a buffer that two variables share could not be donated.
+        variable.assign(ops.copy(new))
+
+
+# The registry knows rules by name, and this rule knows the registry.
+registry.OWN_RULES["lookahead"] = Lookahead

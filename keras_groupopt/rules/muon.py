@@ -1,0 +1,190 @@
+"""Muon: momentum made orthogonal, for the hidden matrices of a network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_groupopt.rules import checks
+from keras_groupopt.rules.scalars import scalar
+from keras_groupopt.rules.update_rule import UpdateRule
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_groupopt")
+class Muon(UpdateRule):
+    """Moves a matrix along its momentum with all singular values brought near 1.
+
+    With gradient `g`, η = `learning_rate`, μ = `momentum`, a, b, c = `muon_a`, `muon_b`, `muon_c`,
+    ε = `epsilon` and a matrix of `n` rows and `k` columns:
+
+        m ← μ m + g
+        x = g + μ m with `nesterov`, else m
+        x ← x / (‖x‖ + ε)
+        x ← a x + (b x xᵀ + c (x xᵀ)²) x          `ns_steps` times
+        w ← w - η · ρ √max(n, k) · x              with ρ = `rms_rate`
+        w ← w - η · √max(1, k/n) · x              with `rms_rate=None`
+
+    With ρ = 0.2 a step has about the size of an Adam step, so that rates and decays of Adam fit;
+    without it, steps are those of Jordan's code for a kernel from `n` inputs to `k` outputs.
+
+    Every variable must have rank 2, and anything else is an error when the plan is made:
+    `keras.optimizers.Muon` moves it by Adam without saying so. Embeddings and the output layer
+    are matrices too, but should not be moved by Muon. Give them, norms and biases to another group.
+
+    State per variable: one value per weight, in its dtype.
+
+    Args:
+        learning_rate: The step size η: a number, a Keras learning-rate schedule, or a callable
+            without arguments. Default: 0.001.
+        momentum: Decay μ of the sum of the gradients per step, in [0, 1). Default: 0.95.
+        nesterov: Whether to look ahead by one more share of momentum. Default: True.
+        ns_steps: How many Newton-Schulz iterations to do, at least 1. Default: 5.
+        muon_a: Coefficient a of the iteration. Default: 3.4445.
+        muon_b: Coefficient b of the iteration. Default: -4.775.
+        muon_c: Coefficient c of the iteration. Default: 2.0315.
+        rms_rate: The root mean square ρ of a step at a rate of 1, more than 0, or `None`.
+            Default: 0.2.
+        epsilon: Added to the norm of the momentum, at least 0. Default: 1e-7.
+        **kwargs: What every Keras optimizer takes: `weight_decay` (decoupled; none unless given),
+            `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`,
+            `ema_overwrite_frequency`, `loss_scale_factor`, `gradient_accumulation_steps`, `name`.
+
+    Raises:
+        ValueError: `momentum` is not in [0, 1), a number is negative or not finite, `ns_steps` is
+            below 1, or `nesterov` is no boolean; at build, if a variable is no matrix.
+
+    Example:
+        >>> import keras
+        >>> from keras_groupopt.rules import Muon
+        >>> weight = keras.Variable([[1.0, 0.0], [0.0, 1.0]])
+        >>> gradient = keras.ops.convert_to_tensor([[8.0, 0.0], [0.0, -2.0]])
+        >>> Muon(learning_rate=0.1, rms_rate=None).apply([gradient], [weight])
+        >>> [round(float(value), 1) for value in keras.ops.convert_to_numpy(weight).diagonal()]
+        [0.9, 1.1]
+
+    References:
+        Jordan et al. 2024, "Muon: An optimizer for hidden layers in neural networks". The size of
+        steps: Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv:2502.16982.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        muon_a: float = 3.4445,
+        muon_b: float = -4.7750,
+        muon_c: float = 2.0315,
+        rms_rate: float | None = 0.2,
+        epsilon: float = 1e-7,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.momentum: float = checks.fraction("momentum", momentum)
+        self.nesterov: bool = checks.switch("nesterov", nesterov)
+        self.ns_steps: int = checks.count("ns_steps", ns_steps, least=1)
+        self.muon_a: float = checks.finite("muon_a", muon_a)
+        self.muon_b: float = checks.finite("muon_b", muon_b)
+        self.muon_c: float = checks.finite("muon_c", muon_c)
+        self.rms_rate: float | None = None
+        if rms_rate is not None:
+            self.rms_rate = checks.positive("rms_rate", rms_rate)
+        self.epsilon: float = checks.amount("epsilon", epsilon)
+
+    @classmethod
+    def check_shapes(cls, shapes: Sequence[tuple[str, Sequence[int]]], where: str) -> None:
+        """Refuses variables that are no matrices.
+
+        Args:
+            shapes: The path and the shape of each variable.
+            where: Whose variables they are, for the error.
+
+        Raises:
+            ValueError: If one has another rank than 2.
+        """
+        others = [f"{path} of shape {tuple(shape)}" for path, shape in shapes if len(shape) != 2]
+        if others:
+            more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+            raise ValueError(
+                "Variables that Muon moves must be matrices. Received: "
+                f"{', '.join(others[:5])}{more} in {where}. Give them to another group: "
+                "`kgo.recipes.muon_with_adamw(model)` makes groups of hidden matrices for Muon "
+                "and of all others for AdamW, and `kgo.rank(2) & selector` selects matrices."
+            )
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the momentum of each variable.
+
+        Args:
+            variables: The trainable variables, as `keras.Variable`s of rank 2.
+
+        Raises:
+            ValueError: If one has another rank.
+        """
+        if self.built:
+            return
+        named = [(getattr(v, "path", v.name), v.shape) for v in variables]
+        self.check_shapes(named, where=f'optimizer "{self.name}"')
+        super().build(variables)
+        self._momentums = self.add_optimizer_variables(variables, "momentum")
+
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        """Move one variable by one step.
+
+        Args:
+            gradient: The gradient, of the variable's shape; on TensorFlow it may be
+                `IndexedSlices`.
+            variable: The variable, one of those the optimizer was built with.
+            learning_rate: The rate of this step, a scalar.
+        """
+        slot = self._momentums[self._get_variable_index(variable)]
+        dtype = self.arithmetic_dtype(variable)
+        gradient = self.dense(gradient, variable, dtype)
+        momentum = scalar(self.momentum, dtype)
+        m = ops.cast(slot, dtype) * momentum + gradient
+        self.assign(slot, ops.cast(m, slot.dtype))
+
+        direction = self._orthogonal(gradient + m * momentum if self.nesterov else m, dtype)
+        rows, columns = variable.shape
+        if self.rms_rate is None:
+            size = math.sqrt(max(1.0, columns / rows))
+        else:
+            size = scalar(self.rms_rate, dtype) * math.sqrt(max(rows, columns))
+        rate = ops.cast(learning_rate, dtype) * size
+        self.assign_sub(variable, ops.cast(direction * rate, variable.dtype))
+
+    def _orthogonal(self, x: Tensor, dtype: str) -> Tensor:
+        a, b, c = (scalar(value, dtype) for value in (self.muon_a, self.muon_b, self.muon_c))
+        is_tall = x.shape[0] > x.shape[1]
+        x = ops.transpose(x) if is_tall else x
+        x = x / (ops.sqrt(ops.sum(ops.square(x))) + scalar(self.epsilon, dtype))
+        for _ in range(self.ns_steps):
+            square = ops.matmul(x, ops.transpose(x))
+            x = a * x + ops.matmul(b * square + c * ops.matmul(square, square), x)
+        return ops.transpose(x) if is_tall else x
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor arguments.
+
+        Returns:
+            A dictionary of plain values, from which `from_config` makes an equal optimizer.
+        """
+        config: dict[str, Any] = super().get_config()
+        config.update(
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            ns_steps=self.ns_steps,
+            muon_a=self.muon_a,
+            muon_b=self.muon_b,
+            muon_c=self.muon_c,
+            rms_rate=self.rms_rate,
+            epsilon=self.epsilon,
+        )
+        return config

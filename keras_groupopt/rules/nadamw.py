@@ -1,0 +1,169 @@
+"""NAdamW: Adam with Nesterov's look-ahead, a momentum that warms up, and decoupled decay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_groupopt.rules import checks
+from keras_groupopt.rules.scalars import bias_correction, logarithm, scalar
+from keras_groupopt.rules.update_rule import UpdateRule
+
+Tensor = Any
+
+# Enough for double precision: each term is at most half of the one before.
+_TERMS = np.arange(1, 51)
+
+
+@keras.saving.register_keras_serializable(package="keras_groupopt")
+class NAdamW(UpdateRule):
+    """Adam whose momentum grows from β₁/2 to β₁ and is applied one step ahead.
+
+    With gradient `g`, step `t` counted from 1, η = `learning_rate`, β₁ = `beta_1`,
+    β₂ = `beta_2`, ε = `epsilon` and ψ = `momentum_decay`:
+
+        μₜ = β₁ (1 - ½ 0.96^(t ψ));  Pₜ = μ₁ μ₂ … μₜ
+        m ← β₁ m + (1 - β₁) g
+        v ← β₂ v + (1 - β₂) g²
+        u = μₜ₊₁ m / (1 - Pₜ₊₁) + (1 - μₜ) g / (1 - Pₜ)
+        w ← w - η u / (√(v / (1 - β₂ᵗ)) + ε)
+
+    The numbers are those of `torch.optim.NAdam` with `decoupled_weight_decay=True`; with a
+    `momentum_decay` of 1 they are those of `keras.optimizers.Nadam`. The product `Pₜ` is computed
+    from `t` and is no state.
+
+    State per variable: two values per weight, in its dtype.
+
+    Args:
+        learning_rate: The step size η: a number, a Keras learning-rate schedule, or a callable
+            without arguments. Default: 0.002.
+        beta_1: Decay of the mean of the gradients per step, in [0, 1). Default: 0.9.
+        beta_2: Decay of the mean of the squared gradients per step, in [0, 1). Default: 0.999.
+        epsilon: Added to the root of the second moment, at least 0. Default: 1e-8.
+        momentum_decay: How fast ψ the momentum warms up, at least 0; at 0 it stays at β₁/2.
+            Default: 0.004.
+        **kwargs: What every Keras optimizer takes: `weight_decay` (decoupled; none unless given),
+            `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`,
+            `ema_overwrite_frequency`, `loss_scale_factor`, `gradient_accumulation_steps`, `name`.
+
+    Raises:
+        ValueError: A beta is not in [0, 1), or another number is negative or not finite.
+
+    Example:
+        >>> import keras
+        >>> from keras_groupopt.rules import NAdamW
+        >>> weight = keras.Variable([1.0, 2.0])
+        >>> gradient = keras.ops.convert_to_tensor([0.5, -0.25])
+        >>> NAdamW(learning_rate=0.1, weight_decay=0.5).apply([gradient], [weight])
+        >>> [round(float(value), 4) for value in keras.ops.convert_to_numpy(weight)]
+        [0.8444, 2.0056]
+
+    Reference:
+        Dozat 2016, "Incorporating Nesterov Momentum into Adam". Decay: Loshchilov & Hutter 2019,
+        arXiv:1711.05101.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.002,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        momentum_decay: float = 0.004,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta_1: float = checks.fraction("beta_1", beta_1)
+        self.beta_2: float = checks.fraction("beta_2", beta_2)
+        self.epsilon: float = checks.amount("epsilon", epsilon)
+        self.momentum_decay: float = checks.amount("momentum_decay", momentum_decay)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the two moments of each variable.
+
+        Args:
+            variables: The trainable variables, as `keras.Variable`s of any shape.
+        """
+        if self.built:
+            return
+        super().build(variables)
+        self._momentums, self._velocities = self.add_optimizer_variables(
+            variables, ["momentum", "velocity"]
+        )
+
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        """Move one variable by one step.
+
+        Args:
+            gradient: The gradient, of the variable's shape; on TensorFlow it may be
+                `IndexedSlices`.
+            variable: The variable, one of those the optimizer was built with.
+            learning_rate: The rate of this step, a scalar.
+        """
+        index = self._get_variable_index(variable)
+        momentum, velocity = self._momentums[index], self._velocities[index]
+        dtype = self.arithmetic_dtype(variable)
+        gradient = self.dense(gradient, variable, dtype)
+        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
+        old_m, old_v = ops.cast(momentum, dtype), ops.cast(velocity, dtype)
+        m = old_m + (gradient - old_m) * (1.0 - beta_1)
+        v = old_v + (ops.square(gradient) - old_v) * (1.0 - beta_2)
+        self.assign(momentum, ops.cast(m, momentum.dtype))
+        self.assign(velocity, ops.cast(v, velocity.dtype))
+
+        def scalars(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            decay = scalar(self.momentum_decay, dtype)
+            of_m, of_g = _lookahead(beta_1, decay, step, dtype)
+            return of_m, of_g, ops.rsqrt(bias_correction(beta_2, step))
+
+        of_m, of_g, of_root = self.once(dtype, scalars)
+        rate = ops.cast(learning_rate, dtype)
+        root = ops.sqrt(v) * of_root + scalar(self.epsilon, dtype)
+        update = (m * of_m + gradient * of_g) * rate / root
+        self.assign_sub(variable, ops.cast(update, variable.dtype))
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor arguments.
+
+        Returns:
+            A dictionary of plain values, from which `from_config` makes an equal optimizer.
+        """
+        config: dict[str, Any] = super().get_config()
+        config.update(
+            beta_1=self.beta_1,
+            beta_2=self.beta_2,
+            epsilon=self.epsilon,
+            momentum_decay=self.momentum_decay,
+        )
+        return config
+
+
+def _lookahead(beta: Any, decay: Any, step: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
+    """Returns μₜ₊₁ / (1 - Pₜ₊₁) and (1 - μₜ) / (1 - Pₜ)."""
+    exponent = ops.cast(math.log(0.96) * decay, dtype)
+    momentum = beta * (1.0 - 0.5 * ops.exp(step * exponent))
+    following = beta * (1.0 - 0.5 * ops.exp((step + 1.0) * exponent))
+    product = _product(beta, exponent, step, dtype)
+    return following / (1.0 - product * following), (1.0 - momentum) / (1.0 - product)
+
+
+def _product(beta: Any, exponent: Tensor, step: Tensor, dtype: str) -> Tensor:
+    """Returns Pₜ = βᵗ Π (1 - qⁱ/2), i = 1 … t, with q = exp(`exponent`), without a loop.
+
+    log(1 - x) = -Σ xᵏ/k, and the powers of q sum up to a geometric series:
+
+        log Π (1 - qⁱ/2) = -Σₖ (½)ᵏ/k · qᵏ (1 - qᵏᵗ)/(1 - qᵏ)         (t in place of the last
+                                                                       fraction where q is 1)
+    """
+    k = ops.convert_to_tensor(_TERMS, dtype)
+    flat = ops.equal(exponent, 0.0)
+    power = k * ops.where(flat, -1.0, exponent)
+    sums = ops.exp(power) * ops.expm1(power * step) / ops.expm1(power)
+    sums = ops.where(flat, step, sums)
+    series = ops.sum(ops.convert_to_tensor(0.5**_TERMS / _TERMS, dtype) * sums)
+    return ops.exp(step * logarithm(beta) - series)

@@ -1,0 +1,187 @@
+"""Schedule-free AdamW: an average in place of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_groupopt.rules import checks
+from keras_groupopt.rules.scalars import bias_correction, scalar
+from keras_groupopt.rules.update_rule import UpdateRule, copy_of
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="keras_groupopt")
+class ScheduleFreeAdamW(UpdateRule):
+    """Adam's second moment, on weights between a fast sequence `z` and its average `x`.
+
+    With gradient `g` taken at the weights `w`, step `t` counted from 1, η = `learning_rate`,
+    β₁ = `beta_1`, β₂ = `beta_2`, ε = `epsilon`, r = `r` and p = `weight_lr_power`:
+
+        η ← η · min(1, t / warmup_steps)
+        v ← β₂ v + (1 - β₂) g²
+        u = g / (√(v / (1 - β₂ᵗ)) + ε)
+        a = tʳ (largest η so far)ᵖ;   A ← A + a;   c = a / A
+        z ← z - η u
+        x ← (1 - c) x + c z
+        w ← (1 - β₁) z + β₁ x
+
+    `x` is no state: it follows from `w` and `z`. The average wants a rate that does not fall. The
+    model's weights are `w`, during training and after it. A variable without a gradient rests, and
+    that step is in no sum.
+
+    `z` starts from the weights at the first step, so weights loaded before it count. Decay moves
+    `w` before the step.
+
+    State per variable: two values per weight, in its dtype, and two float32 scalars.
+
+    Args:
+        learning_rate: The step size η: a number, a Keras learning-rate schedule, or a callable
+            without arguments. Default: 0.0025.
+        beta_1: Where between `z` and `x` the weights are, in [0, 1). Default: 0.9.
+        beta_2: Decay of the mean of the squared gradients per step, in [0, 1). Default: 0.999.
+        epsilon: Added to the root of the second moment, at least 0. Default: 1e-8.
+        warmup_steps: Steps over which the rate rises from 0; 0 for none. Default: 0.
+        r: Power of the step in the weights of the average, at least 0. Default: 0.
+        weight_lr_power: Power of the rate in the weights of the average, at least 0. Default: 2.
+        **kwargs: What every Keras optimizer takes: `weight_decay` (decoupled; none unless given),
+            `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`,
+            `ema_overwrite_frequency`, `loss_scale_factor`, `gradient_accumulation_steps`, `name`.
+
+    Raises:
+        ValueError: A beta is not in [0, 1), or another number is negative or not finite.
+
+    Example:
+        >>> import keras
+        >>> from keras_groupopt.rules import ScheduleFreeAdamW
+        >>> weight = keras.Variable([1.0, 2.0])
+        >>> gradient = keras.ops.convert_to_tensor([0.5, -0.25])
+        >>> ScheduleFreeAdamW(learning_rate=0.1).apply([gradient], [weight])
+        >>> [round(float(value), 4) for value in keras.ops.convert_to_numpy(weight)]
+        [0.9, 2.1]
+
+    Reference:
+        Defazio et al. 2024, "The Road Less Scheduled", arXiv:2405.15682.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.0025,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        warmup_steps: int = 0,
+        r: float = 0.0,
+        weight_lr_power: float = 2.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.beta_1: float = checks.fraction("beta_1", beta_1)
+        self.beta_2: float = checks.fraction("beta_2", beta_2)
+        self.epsilon: float = checks.amount("epsilon", epsilon)
+        self.warmup_steps: int = checks.count("warmup_steps", warmup_steps, least=0)
+        self.r: float = checks.amount("r", r)
+        self.weight_lr_power: float = checks.amount("weight_lr_power", weight_lr_power)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Create the fast sequence, the second moment and the sum of weights of each variable.
+
+        Args:
+            variables: The trainable variables, as `keras.Variable`s of any shape.
+        """
+        if self.built:
+            return
+        super().build(variables)
+        self._velocities = self.add_optimizer_variables(variables, "velocity")
+        self._fast = [
+            None
+            if getattr(variable, "overwrite_with_gradient", False)
+            else self.add_variable_from_reference(
+                variable, name="fast", initializer=copy_of(variable)
+            )
+            for variable in variables
+        ]
+        self._weight_sums = self._scalars_beside("weight_sum")
+        self._largest_rates = self._scalars_beside("largest_rate")
+
+    def _scalars_beside(self, name: str) -> list[Any]:
+        """Makes one float32 scalar per variable that has slots."""
+        return [
+            None if slot is None else self.add_variable((), dtype="float32", name=name)
+            for slot in self._fast
+        ]
+
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        """Move one variable by one step.
+
+        Args:
+            gradient: The gradient, of the variable's shape; on TensorFlow it may be
+                `IndexedSlices`.
+            variable: The variable, one of those the optimizer was built with.
+            learning_rate: The rate of this step, a scalar.
+        """
+        index = self._get_variable_index(variable)
+        velocity, fast = self._velocities[index], self._fast[index]
+        dtype = self.arithmetic_dtype(variable)
+        gradient = self.dense(gradient, variable, dtype)
+        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
+
+        def scalars(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            root = ops.rsqrt(bias_correction(beta_2, step))
+            return self._warmup(step, dtype), root, ops.power(step, scalar(self.r, dtype))
+
+        warmup, of_root, weight = self.once(dtype, scalars)
+        rate = ops.cast(learning_rate, dtype) * warmup
+        share, is_first = self._taken_in(index, rate, weight)
+        old_v = ops.cast(velocity, dtype)
+        v = old_v + (ops.square(gradient) - old_v) * (1.0 - beta_2)
+        self.assign(velocity, ops.cast(v, velocity.dtype))
+        update = gradient * rate / (ops.sqrt(v) * of_root + scalar(self.epsilon, dtype))
+
+        w = ops.cast(variable, dtype)
+        # Nothing has been averaged yet: the sequence starts here.
+        z = ops.where(is_first, w, ops.cast(fast, dtype))
+        self.assign(fast, ops.cast(z - update, fast.dtype))
+        # (1 - β₁) z + β₁ x, with x from w: the division by β₁ cancels.
+        kept = 1.0 - beta_1 * (1.0 - share)
+        self.assign_sub(variable, ops.cast((w - z) * share + update * kept, variable.dtype))
+
+    def _warmup(self, step: Tensor, dtype: str) -> Tensor:
+        if self.warmup_steps == 0:
+            return ops.ones((), dtype)
+        return ops.minimum(step / self.warmup_steps, ops.ones((), dtype))
+
+    def _taken_in(self, index: int, rate: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns c, and whether it is of the first weight above 0, with this step taken in."""
+        largest, total = self._largest_rates[index], self._weight_sums[index]
+        wide = ops.maximum(ops.convert_to_tensor(largest), ops.cast(rate, largest.dtype))
+        self.assign(largest, wide)
+        added = ops.cast(weight, wide.dtype) * ops.power(
+            wide, scalar(self.weight_lr_power, wide.dtype)
+        )
+        before = ops.convert_to_tensor(total) * 1.0
+        after = before + added
+        self.assign(total, after)
+        share = ops.where(after > 0, added / ops.where(after > 0, after, 1.0), 0.0)
+        return ops.cast(share, weight.dtype), ops.equal(before, 0.0)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor arguments.
+
+        Returns:
+            A dictionary of plain values, from which `from_config` makes an equal optimizer.
+        """
+        config: dict[str, Any] = super().get_config()
+        config.update(
+            beta_1=self.beta_1,
+            beta_2=self.beta_2,
+            epsilon=self.epsilon,
+            warmup_steps=self.warmup_steps,
+            r=self.r,
+            weight_lr_power=self.weight_lr_power,
+        )
+        return config

@@ -13,6 +13,7 @@ from keras_groupopt.callbacks.backup import BackupAndRestore as BackupAndRestore
 from keras_groupopt.callbacks.flush_accumulation import FlushAccumulation as FlushAccumulation
 from keras_groupopt.callbacks.group_logger import GroupLogger as GroupLogger
 from keras_groupopt.callbacks.learning_rate_finder import LearningRateFinder as LearningRateFinder
+from keras_groupopt.callbacks.plateau_ratio import PlateauRatio as PlateauRatio
 from keras_groupopt.callbacks.use_averaged_weights import UseAveragedWeights as UseAveragedWeights
 from keras_groupopt.checkpoints import load_weights as load_weights
 from keras_groupopt.checkpoints import read_manifest as read_manifest

@@ -14,6 +14,8 @@ from keras_groupopt.batch_norm import update_batch_norm as update_batch_norm
 from keras_groupopt.callbacks.backup import BackupAndRestore as BackupAndRestore
 from keras_groupopt.callbacks.flush_accumulation import FlushAccumulation as FlushAccumulation
 from keras_groupopt.callbacks.group_logger import GroupLogger as GroupLogger
+from keras_groupopt.callbacks.learning_rate_finder import LearningRateFinder as LearningRateFinder
+from keras_groupopt.callbacks.plateau_ratio import PlateauRatio as PlateauRatio
 from keras_groupopt.callbacks.use_averaged_weights import UseAveragedWeights as UseAveragedWeights
 from keras_groupopt.checkpoints import load_weights as load_weights
 from keras_groupopt.checkpoints import read_manifest as read_manifest
@@ -65,5 +67,6 @@ from keras_groupopt.training.rules import GSAM as GSAM
 from keras_groupopt.training.rules import SAM as SAM
 from keras_groupopt.training.rules import LookSAM as LookSAM
 from keras_groupopt.transfer import transfer_state as transfer_state
+from keras_groupopt.views.rate_curves import RateCurves as RateCurves
 
 __version__ = "0.1.0"

@@ -64,7 +64,7 @@ def averaged_weights(model: Any) -> Iterator[None]:
     if averages.in_weights:
         yield
         return
-    _synchronize(model)
+    synchronize(model)
     pairs = [*optimizer.average_pairs(), *statistics_pairs(model, averages)]
     replaced = {id(variable): variable for _, variable in pairs}
     replaced |= {id(variable): variable for variable in batch_norm.statistics(model)}
@@ -77,7 +77,7 @@ def averaged_weights(model: Any) -> Iterator[None]:
             yield
     finally:
         # What `evaluate` on JAX has not given back yet would overwrite the weights later.
-        _synchronize(model)
+        synchronize(model)
         try:
             _put_back(raw)
         except BaseException:
@@ -230,7 +230,7 @@ def _put_back(values: list[tuple[Any, Any]]) -> None:
         variable.assign(value)
 
 
-def _synchronize(model: Any) -> None:
+def synchronize(model: Any) -> None:
     """Attaches the state to the variables, which `fit` on JAX holds during an epoch."""
     synchronize = getattr(model, "jax_state_sync", None)
     if synchronize is not None:

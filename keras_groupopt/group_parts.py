@@ -51,6 +51,8 @@ class GroupParts:
         self.accumulators: list[Any] = [None] * len(self.variables)
         # Anchors given as arrays are not in a config: until state is loaded they are unknown.
         self.anchors_unknown = False
+        # A rate in place of what is declared, for the length of a sweep.
+        self.swept: Any = None
         if self.frozen:
             return
         self.clipping = (group.clipnorm, group.global_clipnorm, group.clipvalue)
@@ -172,8 +174,15 @@ class GroupParts:
         slots = [v for v in self.rule.variables if self.slots[id(v)][0] == place]
         return [self.variables[index], *(slots if place is not None else ())]
 
+    @property
+    def follows_base(self) -> bool:
+        """Whether the rate is the base rate times the ratio."""
+        return self._own_rate is None
+
     def rate(self, base: Tensor, step: Tensor) -> Tensor:
         """Returns the group's rate at `step`, a float32 scalar."""
+        if self.swept is not None:
+            return keras.ops.convert_to_tensor(self.swept)
         own = base
         if isinstance(self._own_rate, FromBase):
             own = self._own_rate.function(base)

@@ -201,9 +201,10 @@ class Parts:
                         group.capture_anchors(only)
 
     @property
-    def measured_variables(self) -> list[Any]:
-        """The sums of what steps measure; no part of the state to save."""
-        return [] if self.measures is None else self.measures.variables
+    def passing_variables(self) -> list[Any]:
+        """What a compiled step uses for a while; no part of the state to save."""
+        swept = [group.swept for group in self.groups if group.swept is not None]
+        return swept if self.measures is None else [*self.measures.variables, *swept]
 
     @property
     def rule_variables(self) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -117,6 +117,19 @@ class Rebuilding:
         if _is_of(model, self):
             forget_compiled(model)
         return report
+
+    def note_unbuilt(self) -> Callable[[], None]:
+        """Returns a function that takes back a build that follows, and what came of it."""
+        tracked = len(self._variables)
+
+        def undo() -> None:
+            for variable in self._variables[tracked:]:
+                _compat.untrack(self, variable)
+            _compat.replace_built_variables(self, [])
+            self._layout.stand_for(state.NOT_BUILT)
+            self._parts, self._is_built = None, False
+
+        return undo
 
     def _change_gradient_state(self, parts: Parts, wanted: Wanted) -> None:
         """Keeps what another gradient rule asks for, and leaves all else as it is.

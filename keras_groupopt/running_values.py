@@ -100,6 +100,17 @@ class RunningValues:
         with horizon(total or None):
             run_length.warn_if_shorter(parts.plan, end, self._declaration.said_short)
 
+    @property
+    def learning_rate_ratios(self) -> dict[str, Tensor]:
+        """The present ratio of each group that moves, by name; float32 scalars."""
+        parts = self._built_parts("learning_rate_ratios")
+        at = ops.convert_to_tensor(self._iterations)
+        return {
+            group.name: group.scalars["learning_rate_ratio"].at(at)
+            for group in parts.groups
+            if not group.frozen
+        }
+
     def set_learning_rate_ratio(self, group: str, ratio: float) -> None:
         """Sets the ratio of a group, from the next step on, without a retrace.
 

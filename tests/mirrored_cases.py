@@ -16,14 +16,19 @@ from mirrored_runs import (
     HALF,
     MICRO_BATCHES,
     ROWS,
+    SIZE,
     WHOLE,
     apart,
     data,
+    each,
     farthest,
     fit,
     make,
     scaled,
+    sgd,
+    synchronized,
     values,
+    variables_of,
 )
 
 import keras_groupopt as kgo
@@ -151,6 +156,27 @@ def test_what_is_measured_on_two_devices_is_that_of_one(strategy, name):
     assert {"global_gradient_norm", "clip_share", "update_ratio_a"} <= one.keys() == two.keys()
     for key in one:
         np.testing.assert_allclose(two[key], one[key], rtol=1e-5, err_msg=key)
+
+
+def test_a_search_for_rates_leaves_the_copies_of_every_device_as_they_were(strategy):
+    row = {"model": synchronized, "groups": each(b=sgd(), c=sgd())}
+    one, two = both(row, strategy)
+    found = []
+    for model in (one, two):
+        fit(model)
+        finder = kgo.LearningRateFinder(1e-3, 1.0, steps=4, groups=["b", None])
+        x, y = data()
+        before = [[np.array(copy) for copy in copies_of(v)] for v in variables_of(model)]
+        found.append(finder.find(model, x, y, batch_size=SIZE, shuffle=False))
+        after = [[np.array(copy) for copy in copies_of(v)] for v in variables_of(model)]
+        for old, new in zip(before, after, strict=True):
+            np.testing.assert_array_equal(new, old)
+    for name, curve in found[0].curves.items():
+        assert found[1].curves[name].losses == pytest.approx(curve.losses, rel=1e-4)
+
+
+def copies_of(variable: Any) -> Any:
+    return getattr(variable.value, "values", [variable.value])
 
 
 def test_averages_anchors_and_a_rebuild_follow_outside_of_the_scope(strategy):

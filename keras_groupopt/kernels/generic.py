@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+import numpy as np
 from keras import ops
 
 from keras_groupopt.kernels.momentum import rmsprop_step as rmsprop_step
@@ -77,6 +78,27 @@ def random_states() -> list[Any]:
 
 def restore_random_states(states: Sequence[Any]) -> None:
     """Sets what `random_states` returned."""
+
+
+def copies(variable: Any) -> list[np.ndarray]:
+    """Returns the value of a variable on each device that has its own, as arrays."""
+    # By copy, as torch gives its own memory.
+    return [np.array(ops.convert_to_numpy(variable))]
+
+
+def set_copies(variable: Any, values: Sequence[np.ndarray]) -> None:
+    """Gives a variable what `copies` returned."""
+    # By copy, as some backends take an array's memory over.
+    variable.assign(np.array(values[0]))
+
+
+def buffers(model: Any) -> list[Any]:
+    """Returns what layers of the backend's own keep beside variables of Keras."""
+    return []
+
+
+def set_buffer(buffer: Any, value: Any) -> None:
+    """Gives a buffer a value, an array."""
 
 
 def is_gone(variable: Any) -> bool:

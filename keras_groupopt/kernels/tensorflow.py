@@ -8,8 +8,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from keras_groupopt.kernels import generic
 from keras_groupopt.kernels.tensorflow_replicas import assign_on_replicas as assign_on_replicas
 from keras_groupopt.kernels.tensorflow_replicas import beside as beside
 from keras_groupopt.kernels.tensorflow_replicas import has_replicas as has_replicas
@@ -80,6 +82,22 @@ def shares_of_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
     if not has_replicas():
         return list(gradients)
     return scale(gradients, 1.0 / tf.distribute.get_strategy().num_replicas_in_sync)
+
+
+def copies(variable: Any) -> list[np.ndarray]:
+    """Returns the value of a variable on each device; statistics differ between replicas."""
+    if isinstance(variable.value, tf.distribute.DistributedValues):
+        return [np.array(copy) for copy in variable.value.values]
+    return generic.copies(variable)
+
+
+def set_copies(variable: Any, values: Sequence[np.ndarray]) -> None:
+    """Gives a variable what `copies` returned."""
+    if isinstance(variable.value, tf.distribute.DistributedValues):
+        for copy, value in zip(variable.value.values, values, strict=True):
+            copy.assign(np.array(value))
+        return
+    generic.set_copies(variable, values)
 
 
 def clip_by_value(gradient: Tensor, limit: float) -> Tensor:

@@ -41,6 +41,17 @@ def restore_random_states(states: Sequence[Any]) -> None:
         torch.cuda.set_rng_state(state, device)
 
 
+def buffers(model: Any) -> list[Any]:
+    """Returns the buffers of modules of torch, such as their statistics."""
+    return list(model.buffers())
+
+
+@torch.no_grad()
+def set_buffer(buffer: Tensor, value: Any) -> None:
+    """Gives a buffer a value, an array, in place."""
+    buffer.copy_(torch.from_numpy(value))
+
+
 @torch.no_grad()
 def own(values: Sequence[Tensor]) -> list[Tensor]:
     """Returns values that an update cannot write through to the caller's.

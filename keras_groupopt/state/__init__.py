@@ -14,6 +14,7 @@ from keras_groupopt.state.archive import opened as opened
 from keras_groupopt.state.archive import read_file as read_file
 from keras_groupopt.state.archive import write_file as write_file
 from keras_groupopt.state.keys import entries_of as entries_of
+from keras_groupopt.state.layout import NOT_BUILT as NOT_BUILT
 from keras_groupopt.state.layout import LayoutVariable as LayoutVariable
 from keras_groupopt.state.layout import protect as protect
 from keras_groupopt.state.layout import protect_early as protect_early

@@ -1,0 +1,169 @@
+"""What a search for learning rates found: the curves, rates to start from, a table and a plot."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.box import HEAVY_HEAD
+from rich.console import Console
+from rich.table import Table
+
+_TOGETHER = "all together"
+# How far below the lowest loss's rate training is stable: Smith 2015 and fastai take a tenth.
+_MARGIN = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RateCurve:
+    """The loss after a step at each rate of a sweep.
+
+    Args:
+        rates: The rates, rising.
+        losses: After the step at each rate, the loss of the next batch, smoothed.
+        raw_losses: The same, not smoothed.
+        first_loss: The loss before any step.
+        diverged: Whether the sweep ended early, as the loss had risen too far.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    raw_losses: tuple[float, ...]
+    first_loss: float
+    diverged: bool
+
+    @property
+    def suggestion(self) -> float | None:
+        """A tenth of the rate where the loss is lowest; `None` where it only rose.
+
+        The first tenth of the sweep is left out: there the mean is over few batches yet.
+        """
+        first = len(self.losses) // 10
+        if not self.losses:
+            return None
+        lowest = min(range(first, len(self.losses)), key=self.losses.__getitem__)
+        return None if lowest == first else self.rates[lowest] / _MARGIN
+
+
+class RateCurves:
+    """What `kgo.LearningRateFinder.find` returns.
+
+    Args:
+        curves: One `RateCurve` per group, by name; under `None` the one of all groups together.
+
+    Example:
+
+    >>> import keras, numpy as np, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
+    >>> model.compile(kgo.GroupedOptimizer(model=model, rule="sgd"), loss="mse")
+    >>> found = kgo.LearningRateFinder(steps=30).find(model, np.ones((8, 4)), np.ones((8, 2)))
+    >>> 1e-3 < found.learning_rate < 1.0
+    True
+    >>> list(found.curves)
+    [None]
+    """
+
+    def __init__(self, curves: Mapping[str | None, RateCurve]) -> None:
+        self.curves = dict(curves)
+
+    @property
+    def suggestions(self) -> dict[str | None, float | None]:
+        """A rate to start from for each curve, a tenth of that where its loss is lowest.
+
+        `None` where the loss only rose. It is a start, no optimum: a loss of few batches is noisy,
+        so look at the plot.
+        """
+        return {name: curve.suggestion for name, curve in self.curves.items()}
+
+    @property
+    def learning_rate(self) -> float | None:
+        """The suggestion for the base rate, at which all groups move with their ratios held."""
+        curve = self.curves.get(None)
+        return None if curve is None else curve.suggestion
+
+    def summary(
+        self,
+        *,
+        print_fn: Callable[[str], object] | None = None,
+        console: Console | None = None,
+    ) -> None:
+        """Prints a row a curve: the suggestion, where the loss is lowest, where it diverged.
+
+        Args:
+            print_fn: Called with each line as plain text, instead of printing.
+            console: Where to print. Default: standard output.
+        """
+        table = Table(box=HEAVY_HEAD)
+        table.add_column("Group")
+        columns = ("Suggestion", "Lowest loss", "At rate", "Diverged at")
+        for column in columns:
+            table.add_column(column, justify="right")
+        for name, curve in self.curves.items():
+            table.add_row(_title(name), *_figures(curve))
+        target = Console(width=100) if console is None else console
+        if print_fn is None:
+            target.print(table)
+            return
+        with target.capture() as captured:
+            Console.print(target, table)
+        for line in captured.get().splitlines():
+            print_fn(line)
+
+    def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
+        """Draws the smoothed losses over the rates, with a mark at each suggestion.
+
+        Args:
+            path: Where to save the figure, if anywhere; the ending says how.
+
+        Returns:
+            A `matplotlib.figure.Figure`.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError(
+                "`plot` needs matplotlib. Install it with `pip install keras_groupopt[plots]`."
+            ) from error
+        figure = Figure(figsize=(7.0, 4.5), layout="constrained")
+        axes = figure.add_subplot()
+        for name, curve in self.curves.items():
+            if not curve.rates:
+                continue
+            rate = curve.suggestion
+            label = _title(name) + (": no suggestion" if rate is None else f": {rate:.1e}")
+            (line,) = axes.plot(curve.rates, curve.losses, label=label)
+            if rate is not None:
+                height = _at(curve.rates, curve.losses, rate)
+                axes.plot([rate], [height], marker="o", color=line.get_color())
+        axes.set_xscale("log")
+        axes.set_xlabel("learning rate of the group (all together: base rate)")
+        axes.set_ylabel("loss, smoothed")
+        axes.legend()
+        if path is not None:
+            figure.savefig(path)
+        return figure
+
+
+def _title(name: str | None) -> str:
+    return _TOGETHER if name is None else name
+
+
+def _figures(curve: RateCurve) -> list[str]:
+    text = "-" if curve.suggestion is None else f"{curve.suggestion:.2e}"
+    if not curve.losses:
+        return [text, "-", "-", "at once" if curve.diverged else "-"]
+    loss, rate = min(zip(curve.losses, curve.rates, strict=True))
+    end = f"{curve.rates[-1]:.2e}" if curve.diverged else "-"
+    return [text, f"{loss:.4g}", f"{rate:.2e}", end]
+
+
+def _at(rates: Sequence[float], losses: Sequence[float], rate: float) -> float:
+    """Returns the loss at the rate nearest to `rate`."""
+    place = min(range(len(rates)), key=lambda i: abs(math.log(rates[i] / rate)))
+    return losses[place]

@@ -1,0 +1,424 @@
+"""The search for learning rates: what it finds, and that nothing of it is left."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+import keras_groupopt as kgo
+from keras_groupopt.views import rate_curves
+
+layers = keras.layers
+_generator = np.random.default_rng(0)
+X = _generator.normal(size=(96, 6)).astype("float32")
+Y = np.sin(X[:, :2]) + 0.1 * _generator.normal(size=(96, 2)).astype("float32")
+SCHEDULE = keras.optimizers.schedules.ExponentialDecay(0.01, 2, 0.5)
+DATA = {"batch_size": 8, "shuffle": False}
+
+
+def network() -> keras.Model:
+    keras.utils.set_random_seed(2)
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            layers.Dense(8, name="backbone"),
+            layers.BatchNormalization(name="norm"),
+            layers.Activation("tanh"),
+            layers.Dropout(0.2, seed=3),
+            layers.Dense(2, name="head"),
+        ]
+    )
+
+
+def compiled(wrap: Any = None, gradients: Any = None, **options: Any) -> keras.Model:
+    model = network() if gradients is None else kgo.sharpness_aware(network(), gradients)
+    settings = {"rule": "adam", "learning_rate": 0.01, **options}
+    groups = settings.pop("groups", [kgo.Group("backbone", "backbone", learning_rate_ratio=0.1)])
+    optimizer: Any = kgo.GroupedOptimizer(groups, model=model, **settings)
+    model.compile(optimizer if wrap is None else wrap(optimizer), loss="mse", metrics=["mae"])
+    return model
+
+
+def plain(optimizer: Any) -> keras.Model:
+    model = network()
+    model.compile(optimizer, loss="mse", metrics=["mae"])
+    return model
+
+
+def fit(model: keras.Model, epochs: int = 1) -> keras.Model:
+    model.fit(X[:40], Y[:40], **DATA, epochs=epochs, verbose=0)
+    return model
+
+
+def short(**options: Any) -> kgo.LearningRateFinder:
+    return kgo.LearningRateFinder(**{"minimum": 1e-4, "steps": 5, **options})
+
+
+def everything(model: keras.Model) -> dict[str, Any]:
+    """Every bit of a model, its metrics, its optimizer and the generators."""
+    variables = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
+    found: dict[str, Any] = {
+        f"{place} {variable.path}": np.asarray(keras.ops.convert_to_numpy(variable)).tobytes()
+        for place, variable in enumerate({id(v): v for v in variables}.values())
+    }
+    found["random"] = random.getstate()
+    found["numpy"] = np.random.get_state()[1].tobytes()
+    if keras.backend.backend() == "torch":
+        import torch
+
+        found["torch"] = torch.get_rng_state().numpy().tobytes()
+    found["compiled"] = id(model.train_function)
+    found["history"] = id(getattr(model, "history", None))
+    return found
+
+
+WHOLE = {
+    "groups": [
+        kgo.Group(
+            "backbone",
+            "backbone",
+            learning_rate_ratio=SCHEDULE,
+            weight_decay=0.1,
+            anchor="initial",
+            rule="nadam",
+        ),
+        kgo.Group("norm", "norm", learning_rate=SCHEDULE),
+        kgo.Group("head", "head"),
+    ],
+    "learning_rate": SCHEDULE,
+    "global_clipnorm": 1.0,
+    "gradient_accumulation_steps": 3,
+    "ema": kgo.EMA(0.9, warmup=True, start=1),
+}
+CASES: dict[str, Any] = {
+    "the whole": lambda: compiled(**WHOLE),
+    "loss scale": lambda: compiled(kgo.LossScaleOptimizer),
+    "loss scale of Keras": lambda: compiled(keras.optimizers.LossScaleOptimizer),
+    "SAM": lambda: compiled(gradients=kgo.SAM(0.05)),
+    "averages of Keras": lambda: compiled(use_ema=True, ema_momentum=0.5),
+    "a rule of an instance": lambda: compiled(
+        groups=[kgo.Group("head", "head", rule=keras.optimizers.SGD(0.1, momentum=0.9))]
+    ),
+    "Adam of Keras": lambda: plain(keras.optimizers.Adam(0.01)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_begins_and_goes_on_after_a_search_as_if_there_had_been_none(name):
+    model, twin = CASES[name](), CASES[name]()
+    was_built, count = model.optimizer.built, len(model.optimizer.variables)
+    short(steps=3).find(model, X, Y, **DATA)
+    assert int(model.optimizer.iterations) == 0
+    if name not in ("loss scale of Keras", "Adam of Keras"):
+        assert (model.optimizer.built, len(model.optimizer.variables)) == (was_built, count)
+    fit(model), fit(twin)
+    before = everything(model)
+    found = short(steps=4).find(model, X, Y, **DATA)
+    assert everything(model) == before
+    assert all(len(curve.losses) > 0 for curve in found.curves.values())
+    fit(model), fit(twin)
+    for one, other in zip(model.get_weights(), twin.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("where", "error"), [("in the data", RuntimeError), ("between steps", KeyboardInterrupt)]
+)
+def test_all_is_as_it_was_after_an_interrupted_search(error, where, monkeypatch):
+    model = fit(compiled(**WHOLE))
+    before = everything(model)
+    count = 0
+
+    def count_down() -> None:
+        nonlocal count
+        count += 1
+        if count == 9:
+            raise error("stop")
+
+    class Data(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 12
+
+        def __getitem__(self, index: int) -> Any:
+            if where == "in the data":
+                count_down()
+            return X[8 * index :][:8], Y[8 * index :][:8]
+
+    if where != "in the data":
+        reset = model.reset_metrics
+        monkeypatch.setattr(
+            model, "reset_metrics", lambda: (count_down(), reset())[1], raising=True
+        )
+    # TensorFlow wraps what its data raises.
+    with pytest.raises(BaseException, match="stop"):
+        short().find(model, Data())
+    monkeypatch.undo()
+    assert everything(model) == before
+    fit(model)
+
+
+def test_an_unbuilt_optimizer_takes_its_anchors_from_weights_that_are_loaded_later():
+    for wrap in (None, keras.optimizers.LossScaleOptimizer):
+        model = compiled(
+            wrap,
+            groups=[kgo.Group("backbone", "backbone", anchor="initial", weight_decay=0.1)],
+            rule="sgd",
+            learning_rate=0.0,
+        )
+        short(steps=3).find(model, X, Y, **DATA)
+        model.set_weights([np.full(w.shape, 0.5, "float32") for w in model.get_weights()])
+        fit(model)
+        inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        assert float(inner.anchor_drift()["backbone"]) == 0.0
+
+
+def test_layers_can_be_unfrozen_between_a_search_and_the_first_fit():
+    model = network()
+    model.get_layer("backbone").trainable = False
+    model.compile(kgo.GroupedOptimizer(model=model), loss="mse")
+    short(steps=3).find(model, X, Y, **DATA)
+    model.get_layer("backbone").trainable = True
+    before = model.get_layer("backbone").get_weights()[0]
+    fit(model)
+    assert (model.get_layer("backbone").get_weights()[0] != before).any()
+
+
+# What is found --------------------------------------------------------------------------------
+
+
+def quadratic(groups: Any = (), **options: Any) -> keras.Model:
+    """`loss = mean((w − 1)²)` over two weights of each of two layers, which start at 0."""
+    inputs = keras.Input((1,))
+    a, b = (
+        layers.Dense(2, use_bias=False, kernel_initializer="zeros", name=name)(inputs)
+        for name in "ab"
+    )
+    model = keras.Model(inputs, layers.Concatenate()([a, b]))
+    settings = {"rule": "sgd", "learning_rate": 0.5, **options}
+    model.compile(kgo.GroupedOptimizer(groups, model=model, **settings), loss="mse")
+    return model
+
+
+ONES = (np.ones((4, 1), "float32"), np.ones((4, 4), "float32"))
+
+
+@keras.saving.register_keras_serializable(package="finder")
+def tenth() -> float:
+    return 0.1
+
+
+BOTH = [kgo.Group("a", "a", learning_rate_ratio=0.5), kgo.Group("b", "b")]
+
+
+def swept(rates: list[float], ratios: dict[str, float]) -> list[float]:
+    """The losses of a sweep, simulated."""
+    errors = dict.fromkeys("ab", 1.0)
+    losses = []
+    for rate in rates:
+        # Of the mean over four outputs the gradient is 2 · error / 4.
+        errors = {name: e * (1 - rate * ratios.get(name, 0.0) / 2) for name, e in errors.items()}
+        losses.append(sum(e**2 for e in errors.values()) / 2)
+    return losses
+
+
+@pytest.mark.parametrize("steps", [None, 2], ids=["", "accumulated"])
+def test_losses_are_those_after_a_step_at_each_rate(steps):
+    model = quadratic(BOTH, gradient_accumulation_steps=steps)
+    finder = kgo.LearningRateFinder(0.01, 1.0, steps=7, smoothing=0.0)
+    curves = finder.find(model, *ONES).curves
+    moving = {"a": {"a": 1.0}, "b": {"b": 1.0}, None: {"a": 0.5, "b": 1.0}}
+    assert list(curves) == list(moving)
+    for name, ratios in moving.items():
+        curve = curves[name]
+        assert curve.rates == pytest.approx(np.geomspace(0.01, 1.0, 7))
+        assert curve.first_loss == pytest.approx(1.0)
+        assert curve.losses == pytest.approx(swept(list(curve.rates), ratios), rel=1e-5)
+        assert curve.losses == curve.raw_losses
+        assert not curve.diverged
+
+
+def test_a_group_with_a_rate_of_its_own_keeps_it_while_the_base_is_swept():
+    groups = [kgo.Group("a", "a", learning_rate=kgo.constant(0.2)), kgo.Group("b", "b")]
+    found = kgo.LearningRateFinder(0.01, 1.0, steps=5, smoothing=0.0).find(quadratic(groups), *ONES)
+    error, errors = 1.0, 1.0
+    for rate, loss in zip(found.curves[None].rates, found.curves[None].losses, strict=True):
+        error, errors = error * (1 - 0.2 / 2), errors * (1 - rate / 2)
+        assert loss == pytest.approx((error**2 + errors**2) / 2, rel=1e-5)
+
+
+def test_what_is_found_does_not_depend_on_the_declared_base():
+    finder = kgo.LearningRateFinder(1e-2, 100.0, steps=20, groups=[None])
+    found = [
+        finder.find(quadratic(BOTH, learning_rate=base), *ONES).learning_rate
+        for base in (0.5, 0.0, SCHEDULE, tenth)
+    ]
+    assert set(found) == {found[0]}
+    assert 0.01 < found[0] < 4.0
+
+
+def test_a_sweep_ends_where_the_loss_diverges():
+    curve = kgo.LearningRateFinder(0.1, 1000.0, steps=50).find(quadratic(), *ONES).curves[None]
+    assert curve.diverged
+    assert 4.0 < curve.rates[-1] < 500.0
+    *others, last = curve.losses
+    lowest = min(curve.losses)
+    assert last > 4 * lowest
+    assert all(loss <= 4 * min((1.0, *others[: place + 1])) for place, loss in enumerate(others))
+
+
+def test_a_loss_that_stops_being_finite_ends_the_sweep():
+    model = quadratic(on_nonfinite="propagate")
+    finder = kgo.LearningRateFinder(1.0, 1e30, steps=40, divergence=1e30)
+    curve = finder.find(model, *ONES).curves[None]
+    assert curve.diverged
+    assert all(map(math.isfinite, curve.losses))
+    assert len(curve.losses) < 40
+
+
+@pytest.mark.parametrize("policy", ["skip", "raise"])
+def test_gradients_that_stop_being_finite_end_the_sweep(policy):
+    finder = kgo.LearningRateFinder(1.0, 1e30, steps=40, divergence=1e30)
+    assert finder.find(quadratic(on_nonfinite=policy), *ONES).curves[None].diverged
+
+
+def test_a_loss_that_only_rises_has_no_suggestion():
+    model = quadratic()
+    finder = kgo.LearningRateFinder(10.0, 100.0, steps=5)
+    found = finder.find(model, *ONES)
+    assert found.suggestions == {None: None}
+    assert found.learning_rate is None
+
+
+def test_one_curve_of_a_plain_optimizer():
+    model = quadratic()
+    finder = kgo.LearningRateFinder(1e-3, 10.0, steps=12)
+    expected = finder.find(model, *ONES).curves[None]
+    model.compile(keras.optimizers.SGD(0.5), loss="mse")
+    curves = finder.find(model, *ONES).curves
+    assert list(curves) == [None]
+    assert curves[None].losses == pytest.approx(expected.losses, rel=1e-5)
+    assert float(model.optimizer.learning_rate) == 0.5
+
+
+def test_only_the_groups_that_are_asked_for_are_swept():
+    assert list(short(groups=["b"]).find(quadratic(BOTH), *ONES).curves) == ["b"]
+
+
+def test_frozen_groups_are_left_out():
+    groups = [kgo.Group("a", "a", frozen=True), kgo.Group("b", "b")]
+    assert list(short().find(quadratic(groups), *ONES).curves) == [None]
+
+
+def test_a_summary_and_a_plot_show_the_suggestions(tmp_path):
+    found = kgo.LearningRateFinder(1e-3, 100.0, steps=20).find(quadratic(BOTH), *ONES)
+    lines: list[str] = []
+    found.summary(print_fn=lines.append)
+    text = "\n".join(lines)
+    for name, rate in found.suggestions.items():
+        assert f"{rate:.2e}" in text
+        assert (name or "all together") in text
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "rates.png"
+    figure = found.plot(path)
+    assert path.stat().st_size > 0
+    (axes,) = figure.axes
+    marks = [line for line in axes.get_lines() if line.get_marker() == "o"]
+    assert [mark.get_xdata()[0] for mark in marks] == list(found.suggestions.values())
+    assert axes.get_xscale() == "log"
+
+
+def curve(*losses: float) -> Any:
+    rates = tuple(10.0**place for place in range(len(losses)))
+    return rate_curves.RateCurve(rates, losses, losses, 1.0, False)
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected"),
+    [
+        ((1.0, 0.9, 0.2, 0.3), 10.0),
+        ((0.5, 0.6, 0.7), None),
+        ((), None),
+        # The first of ten is left out, as are those of a curve that rises from there on.
+        ((0.1, *[0.9] * 4, 0.5, *[0.8] * 4), 1e4),
+        ((0.1, *[0.9] * 9), None),
+    ],
+    ids=str,
+)
+def test_a_suggestion_is_a_tenth_of_the_rate_with_the_lowest_loss(losses, expected):
+    found = kgo.RateCurves({None: curve(*losses)})
+    assert found.suggestions == {None: expected if expected is None else pytest.approx(expected)}
+
+
+# Errors ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"minimum": 0.0}, ValueError, "`minimum` must be a positive finite number"),
+        ({"minimum": "1"}, TypeError, "`minimum` must be"),
+        ({"maximum": math.inf}, ValueError, "`maximum` must be a positive finite number"),
+        ({"minimum": 1.0, "maximum": 0.5}, ValueError, "`maximum` must be above `minimum`"),
+        ({"steps": 2}, ValueError, "`steps` must be an integer >= 3"),
+        ({"steps": 10.0}, TypeError, "`steps` must be an integer"),
+        ({"smoothing": 1.0}, ValueError, r"`smoothing` must be in \[0, 1\)"),
+        ({"divergence": 1.0}, ValueError, "`divergence` must be above 1"),
+        ({"groups": "head"}, TypeError, r"Write `groups=\['head'\]`"),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused(options, error, message):
+    with pytest.raises(error, match=message):
+        kgo.LearningRateFinder(**options)
+
+
+def uncompiled() -> keras.Model:
+    return keras.Sequential([keras.Input((1,)), layers.Dense(2)])
+
+
+def unbuilt() -> keras.Model:
+    model = keras.Sequential([layers.Dense(2)])
+    model.compile(kgo.GroupedOptimizer(), loss="mse")
+    return model
+
+
+def scheduled() -> keras.Model:
+    model = uncompiled()
+    model.compile(keras.optimizers.SGD(SCHEDULE), loss="mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "error", "message"),
+    [
+        (lambda: None, {}, TypeError, "`model` must be a Keras model"),
+        (uncompiled, {}, ValueError, "needs a compiled model"),
+        (unbuilt, {}, ValueError, "needs a built model"),
+        (scheduled, {}, TypeError, "`learning_rate`, a number. Received: SGD without"),
+        (
+            quadratic,
+            {"groups": ["defualt"]},
+            ValueError,
+            r"Received: 'defualt' .* nearest is \"def",
+        ),
+        (quadratic, {"groups": []}, ValueError, "`groups` must hold a name"),
+    ],
+)
+def test_models_that_cannot_be_swept_are_refused(make, options, error, message):
+    with pytest.raises(error, match=message):
+        short(**options).find(make(), *ONES)
+
+
+def test_a_loss_that_is_not_finite_from_the_start_is_an_error_and_leaves_all_as_it_was():
+    model = fit(compiled())
+    before = everything(model)
+    x = X.copy()
+    x[3] = np.nan
+    with pytest.raises(ValueError, match=r"must be finite before a sweep. Received: loss=nan"):
+        short().find(model, x, Y, **DATA)
+    assert everything(model) == before

@@ -24,6 +24,7 @@ from keras_groupopt.grouped_optimizer import GroupedOptimizer as GroupedOptimize
 from keras_groupopt.groups import Group as Group
 from keras_groupopt.groups import rule as rule
 from keras_groupopt.loss_scale import LossScaleOptimizer as LossScaleOptimizer
+from keras_groupopt.model_xml import to_xml as to_xml
 from keras_groupopt.plan import Plan as Plan
 from keras_groupopt.rules.radam import RAdam as RAdam
 from keras_groupopt.schedules.constant import ConstantRate as ConstantRate
@@ -39,6 +40,7 @@ from keras_groupopt.selectors import regex as regex
 from keras_groupopt.selectors import variable_name as variable_name
 from keras_groupopt.selectors import variables as variables
 from keras_groupopt.selectors import where as where
+from keras_groupopt.selectors import xpath as xpath
 from keras_groupopt.state.matching import Report as Report
 from keras_groupopt.state.resuming import resuming as resuming
 from keras_groupopt.training.batch import Batch as Batch

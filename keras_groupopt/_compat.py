@@ -41,10 +41,13 @@ __all__ = [
     "note_shardings",
     "optimizer_map_of",
     "own_variables",
+    "place_in",
+    "redirect_updates",
     "register_variables",
     "replace_built_variables",
     "set_layout",
     "set_path",
+    "shared_state",
     "skip_step",
     "start_at_epoch",
     "structures",
@@ -173,6 +176,36 @@ def skip_step(rule: Any) -> None:
         step = keras.ops.cast(rule.iterations + 1, product.dtype)
         rule.assign(product, product * rule.beta_1 * (1.0 - 0.5 * keras.ops.power(0.96, step)))
     rule.iterations.assign_add(1)
+
+
+def redirect_updates(rule: Any, around: Any) -> None:
+    """Has `around(update, gradients, variables)` called in place of each update of variables.
+
+    `update(gradients, variables, learning_rate)` is what the rule would have done. Keras updates
+    one variable at a time, but several of its own rules take lists on torch; it has no public
+    place for a rate per variable.
+    """
+    one = rule.update_step
+
+    def single(gradients: Any, variables: Any, learning_rate: Any) -> None:
+        one(gradients[0], variables[0], learning_rate)
+
+    rule.update_step = lambda gradient, variable, _: around(single, [gradient], [variable])
+    several = getattr(rule, "_parallel_update_step", None)
+    if several is not None:
+        rule._parallel_update_step = lambda gradients, variables, _: around(
+            several, gradients, variables
+        )
+
+
+def place_in(rule: Any, variable: Any) -> int:
+    """Returns the place of a variable, or of TensorFlow's own, among those of a built rule."""
+    return int(rule._get_variable_index(variable))
+
+
+def shared_state(rule: Any) -> list[Any]:
+    """Returns the state that Keras' own rules keep for all variables, beside the step counter."""
+    return [rule._u_product] if isinstance(rule, keras.optimizers.Nadam) else []
 
 
 def has_decay_exclusion(optimizer: Any) -> bool:

@@ -24,6 +24,7 @@ from keras_groupopt.hyperparameters import (
 )
 from keras_groupopt.parts import Parts
 from keras_groupopt.plan import Defaults, Plan
+from keras_groupopt.ratios import Ratio
 from keras_groupopt.rules.serialization import deserialize_rule, serialize_rule
 from keras_groupopt.selectors import Selector
 
@@ -53,6 +54,7 @@ def to_config(optimizer: Any, declaration: Declaration, parts: Parts | None) -> 
         "weight_decay": serialize_scalar(defaults.weight_decay, "weight_decay"),
         "anchor": _anchor_config(defaults.anchor),
         "exclude_from_decay": _selector_config(defaults.exclude_from_decay, catalog),
+        "ratios": _ratios_config(defaults.ratios, catalog),
         "global_clipnorm": defaults.global_clipnorm,
         **{name: getattr(defaults, name) for name in _PLAIN},
         "gradient_accumulation_steps": defaults.gradient_accumulation_steps,
@@ -143,6 +145,10 @@ def from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, An
     arguments["rule"] = deserialize_rule(arguments["rule"])
     for name in ("learning_rate", "weight_decay", "ema_momentum"):
         arguments[name] = deserialize_scalar(arguments[name], name)
+    arguments["ratios"] = [
+        (_selector_from_config(ratio["selector"]), deserialize_scalar(ratio["ratio"], "a ratio"))
+        for ratio in arguments.get("ratios", ())
+    ]
     arguments["ema"] = _average_from_config(arguments["ema"])
     arguments["anchor"] = _anchor_from_config(arguments["anchor"])
     arguments["exclude_from_decay"] = _selector_from_config(arguments["exclude_from_decay"])
@@ -179,6 +185,16 @@ def _group_config(group: Group, catalog: Any) -> dict[str, Any]:
         "clipvalue": group.clipvalue,
         "frozen": group.frozen,
     }
+
+
+def _ratios_config(ratios: Sequence[Ratio], catalog: Any) -> list[dict[str, Any]]:
+    return [
+        {
+            "selector": _selector_config(ratio.selector, catalog),
+            "ratio": serialize_scalar(ratio.value, ratio.where),
+        }
+        for ratio in ratios
+    ]
 
 
 def _group_from_config(config: Mapping[str, Any]) -> Group:
@@ -232,9 +248,13 @@ def _selector_from_config(config: Any) -> Any:
 
 
 def declared_scalars(plan: Plan) -> dict[str, Any]:
-    """Returns what was declared for each scalar that state holds, by the state's key."""
+    """Returns what was declared for each scalar that state holds, by its key, and `@ratios`."""
     defaults = plan.defaults
     declared = {"@learning_rate": declared_as(defaults.learning_rate)}
+    if defaults.ratios:
+        declared["@ratios"] = [
+            [ratio.selector.describe(), declared_as(ratio.value)] for ratio in defaults.ratios
+        ]
     if isinstance(defaults.ema, (EMA, KerasEMA)):
         declared["@ema_momentum"] = declared_as(defaults.ema.momentum)
     for planned in plan.groups:
@@ -289,6 +309,9 @@ def warn_unserializable(groups: Sequence[Group], defaults: Defaults) -> None:
             selector = getattr(group, name)
             if isinstance(selector, Selector) and not selector.is_serializable():
                 reasons.append(f"`{name}` of {group.where} is {selector.describe()}")
+    for ratio in defaults.ratios:
+        if not ratio.selector.is_serializable():
+            reasons.append(f"the selector of {ratio.where} is a function")
     exclusion = defaults.exclude_from_decay
     if isinstance(exclusion, Selector) and not exclusion.is_serializable():
         reasons.append(f"`exclude_from_decay` is {exclusion.describe()}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,6 +13,7 @@ from keras_groupopt.averaging import wide_dtype
 from keras_groupopt.hyperparameters import Scalar
 from keras_groupopt.plan import Plan, PlannedGroup
 from keras_groupopt.rules.registry import make_rule
+from keras_groupopt.variable_rates import SplitUpdates, VariableRates
 
 Tensor = Any
 
@@ -54,6 +55,7 @@ class GroupParts:
         self._rate: Tensor = None
         self._prefix = prefix
         self._own_rate = group.learning_rate
+        self._rates = VariableRates(planned.variables, plan.defaults.ratios)
         self._build_rule()
         self._given = self._given_anchors(plan, model)
 
@@ -113,6 +115,19 @@ class GroupParts:
         self.slots = slots.slot_names(self.rule, len(ruled))
         self.ruled = ruled
         self._ruled_places = {id(variable): place for place, variable in enumerate(ruled)}
+        classes = [
+            place
+            for place, v in zip(self._rates.classes, self.variables, strict=True)
+            if not overwritten_by_gradient(v)
+        ]
+        self._split = (
+            SplitUpdates(self.rule, classes, self._set_rate, where)
+            if len(set(classes)) > 1
+            else None
+        )
+
+    def _set_rate(self, rate: Tensor) -> None:
+        self._rate = rate
 
     def _given_anchors(self, plan: Plan, model: Any) -> dict[int, np.ndarray]:
         anchor = self.planned.group.anchor
@@ -181,26 +196,40 @@ class GroupParts:
                 "again."
             )
         variables = [self.variables[index] for index in indices]
-        self._rate = self.rate(base, step)
+        rates = self._rates.at(self.rate(base, step), step)
         try:
             if "weight_decay" in self.scalars:
-                decayed = [i for i in indices if self.planned.variables[i].decayed]
-                decay.apply_decay(
-                    [self.variables[i] for i in decayed],
-                    [self.anchors[i] for i in decayed],
-                    self._rate,
-                    self.scalars["weight_decay"].at(step),
-                )
+                self._decay(indices, rates, self.scalars["weight_decay"].at(step))
             if self.accumulators[indices[0]] is not None:
                 # Means are wider than weights of low precision, which not every rule expects.
                 gradients = [
                     keras.ops.cast(gradient, variable.dtype)
                     for gradient, variable in zip(gradients, variables, strict=True)
                 ]
-            self.rule.apply(gradients, variables)
+            self._rate = rates[self._rates.classes[indices[0]]]
+            if self._split is not None:
+                self._split.apply(gradients, variables, rates)
+            else:
+                self.rule.apply(gradients, variables)
         finally:
             # A traced value must not outlive its trace.
             self._rate = None
+
+    def _decay(
+        self, indices: Sequence[int], rates: Mapping[Hashable, Tensor], weight_decay: Tensor
+    ) -> None:
+        for place, rate in rates.items():
+            decayed = [
+                i
+                for i in indices
+                if self.planned.variables[i].decayed and self._rates.classes[i] == place
+            ]
+            decay.apply_decay(
+                [self.variables[i] for i in decayed],
+                [self.anchors[i] for i in decayed],
+                rate,
+                weight_decay,
+            )
 
     def skip(self) -> None:
         """Counts a step in which the group had no gradient, so that groups stay in phase."""

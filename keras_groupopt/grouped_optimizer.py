@@ -30,6 +30,7 @@ from keras_groupopt.ema import Average, as_average
 from keras_groupopt.groups import as_anchor, as_exclusion, as_groups, as_rule
 from keras_groupopt.parts import Parts
 from keras_groupopt.persistence import Persistence
+from keras_groupopt.ratios import as_ratios
 from keras_groupopt.rebuilding import Rebuilding
 from keras_groupopt.rules import registry
 from keras_groupopt.running_values import RunningValues
@@ -47,6 +48,7 @@ _FIXED = (
     "global_clipnorm",
     "gradient_accumulation_steps",
     "on_nonfinite",
+    "ratios",
     "use_ema",
     "weight_decay",
 )
@@ -60,7 +62,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
 
         g ← mean of g over `gradient_accumulation_steps` micro-batches
         g ← clip of G, then g · min(1, global_clipnorm / ‖all g‖)
-        η ← learning_rate(t) · learning_rate_ratio_G(t)
+        η ← learning_rate(t) · learning_rate_ratio_G(t) · ratio of `ratios` for w
         w ← w − η · weight_decay_G(t) · (w − anchor)      where G decays and w is not excluded
         w ← w − update of the rule of G at rate η
         w ← constraint(w)
@@ -88,6 +90,10 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
             or a file.
         exclude_from_decay: A selector of variables never decayed, in groups that do not say.
             Default `kgo.default_exclude_from_decay`; extend it with `|`. `()` excludes none.
+        ratios: A second assignment of rates, apart from that of rules: pairs (selector, ratio), or
+            a dict from one to the other. The rate of a variable that a pair claims is that of its
+            group times the ratio, a number >= 0 or a schedule; so is its decay. `overlap` says
+            what holds where two claim one variable.
         global_clipnorm: Limit of the gradient norm over all groups.
         clipnorm: Limit of each variable's gradient norm, in groups without clipping.
         clipvalue: Limit of each gradient element, in groups without clipping.
@@ -108,8 +114,8 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
             the weights; `None` for at the end of `fit` only.
         unclaimed: What happens to variables that no group claims: `"default"` (they form the
             group of that name), `"freeze"`, or `"error"`.
-        overlap: What happens to variables that two groups claim: `"error"`, `"first"` or
-            `"last"`.
+        overlap: What happens to variables that two groups, or two of `ratios`, claim: `"error"`,
+            `"first"` or `"last"`.
         loss_scale_factor: The loss is multiplied by it and gradients are divided by it.
         name: The optimizer's name.
 
@@ -142,6 +148,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
         weight_decay: Any = None,
         anchor: Any = "zero",
         exclude_from_decay: Any = default_exclude_from_decay,
+        ratios: Any = (),
         global_clipnorm: float | None = None,
         clipnorm: float | None = None,
         clipvalue: float | None = None,
@@ -173,6 +180,8 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
         self.use_ema, self.ema_momentum = bool(use_ema), ema_momentum
         self.ema_overwrite_frequency = ema_overwrite_frequency
         self.ema, self.on_nonfinite = ema, on_nonfinite
+        assigned = as_ratios(ratios)
+        self.ratios = tuple((ratio.selector, ratio.value) for ratio in assigned)
         average = as_average(ema, use_ema, ema_momentum, ema_overwrite_frequency)
         self.gradient_accumulation_steps = check_steps(gradient_accumulation_steps, where)
         defaults = planning.Defaults(
@@ -181,6 +190,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
             weight_decay=self.weight_decay,
             anchor=as_anchor(anchor, where=where),
             exclude_from_decay=as_exclusion(exclude_from_decay) or (),
+            ratios=assigned,
             clipnorm=self.clipnorm,
             clipvalue=self.clipvalue,
             global_clipnorm=self.global_clipnorm,

@@ -10,6 +10,7 @@ from keras_groupopt.arguments import is_schedule
 from keras_groupopt.ema import Average
 from keras_groupopt.ema import describe as describe_average
 from keras_groupopt.groups import Anchor, Group
+from keras_groupopt.ratios import Ratio
 from keras_groupopt.selectors import Selector
 from keras_groupopt.views import compare as compare_view
 from keras_groupopt.views import html as html_view
@@ -27,6 +28,7 @@ class Defaults:
     rule: Any
     weight_decay: Any = None
     anchor: Anchor | None = None
+    ratios: tuple[Ratio, ...] = ()
     exclude_from_decay: Selector | tuple[()] = ()
     clipnorm: float | None = None
     clipvalue: float | None = None
@@ -50,6 +52,7 @@ class PlannedVariable:
         dtype: Its dtype.
         decayed: Whether decay acts on it.
         anchored: Whether decay pulls it toward a stored value.
+        ratio_index: Which of the optimizer's `ratios` multiplies its rate; `None` for none.
         state_bytes: Bytes of optimizer state it owns; `None` before build.
     """
 
@@ -60,6 +63,7 @@ class PlannedVariable:
     dtype: str
     decayed: bool
     anchored: bool
+    ratio_index: int | None = None
     state_bytes: int | None = None
 
     @property
@@ -71,6 +75,7 @@ class PlannedVariable:
             "shape": list(self.shape),
             "dtype": self.dtype,
             "decayed": self.decayed,
+            "ratio_index": self.ratio_index,
         }
 
 
@@ -180,13 +185,27 @@ def describe_scalar(value: Any) -> str | float | None:
     return f"{getattr(value, '__name__', type(value).__name__)}()"
 
 
-def _rate_text(group: Group, base: Any) -> str:
-    own = group.learning_rate if group.learning_rate is not None else base
-    ratio = describe_scalar(group.learning_rate_ratio)
+def _rate_text(planned: PlannedGroup, defaults: Defaults) -> str:
+    own = planned.group.learning_rate
+    own = defaults.learning_rate if own is None else own
     text = str(describe_scalar(own) if not isinstance(own, float) else f"{own:g}")
-    if isinstance(ratio, float):
-        return text if ratio == 1.0 else f"{text} × {ratio:g}"
-    return f"{text} × {ratio}"
+    ratio = describe_scalar(planned.group.learning_rate_ratio)
+    return text + _times(ratio) + _times(*_variable_ratios(planned, defaults))
+
+
+def _times(*ratios: Any) -> str:
+    """Returns ` × 0.5`, or ` × 0.1…1` for several, and nothing where all are 1."""
+    numbers = sorted(ratio for ratio in ratios if isinstance(ratio, float))
+    named = dict.fromkeys(ratio for ratio in ratios if not isinstance(ratio, float))
+    if not named and set(numbers) <= {1.0}:
+        return ""
+    ends = dict.fromkeys(f"{number:.4g}" for number in (*numbers[:1], *numbers[-1:]))
+    return " × " + ", ".join(["…".join(ends)] * bool(numbers) + [str(name) for name in named])
+
+
+def _variable_ratios(planned: PlannedGroup, defaults: Defaults) -> list[Any]:
+    places = (variable.ratio_index for variable in planned.variables)
+    return [1.0 if p is None else describe_scalar(defaults.ratios[p].value) for p in places]
 
 
 def _group_dict(planned: PlannedGroup, defaults: Defaults) -> dict[str, Any]:
@@ -198,7 +217,7 @@ def _group_dict(planned: PlannedGroup, defaults: Defaults) -> dict[str, Any]:
         "selector": "" if group.selector is None else group.selector.describe(),
         "rule": None if rule is None else rule.label,
         "rule_arguments": {} if rule is None else {k: _plain(v) for k, v in rule.arguments.items()},
-        "learning_rate": None if group.frozen else _rate_text(group, defaults.learning_rate),
+        "learning_rate": None if group.frozen else _rate_text(planned, defaults),
         "learning_rate_ratio": describe_scalar(group.learning_rate_ratio),
         "weight_decay": describe_scalar(group.weight_decay),
         "anchor": None if group.anchor is None else group.anchor.kind,
@@ -209,11 +228,12 @@ def _group_dict(planned: PlannedGroup, defaults: Defaults) -> dict[str, Any]:
         "clipvalue": group.clipvalue,
         "variables": [
             {
-                **v.record,
+                **{key: value for key, value in v.record.items() if key != "ratio_index"},
+                "ratio": ratio,
                 "anchored": v.anchored,
                 "state_bytes": v.state_bytes,
             }
-            for v in planned.variables
+            for v, ratio in zip(planned.variables, _variable_ratios(planned, defaults), strict=True)
         ],
     }
 

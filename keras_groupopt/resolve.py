@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from keras_groupopt import wording
@@ -136,6 +136,8 @@ def resolve(
             "At least one group must not be frozen. Received: every trainable variable in a "
             f"frozen group ({', '.join(group.name for group in declared)})."
         )
+    moving = {p for group in declared if not group.frozen for p in members[group.name]}
+    ratios = _ratio_places(defaults, catalog, moving)
     planned = []
     for group in declared:
         effective = effective_group(group, defaults)
@@ -144,7 +146,9 @@ def resolve(
             PlannedGroup(
                 effective,
                 tuple(
-                    _planned_variable(catalog.infos[p], order[p], p in decayed, effective)
+                    _planned_variable(
+                        catalog.infos[p], order[p], p in decayed, ratios.get(p), effective
+                    )
                     for p in members[group.name]
                 ),
             )
@@ -172,6 +176,37 @@ def _claims(group: Group, catalog: VariableCatalog, order: dict[int, int]) -> It
         f"A selector must match at least one trainable variable. Received: {group.where}, "
         f"{group.selector.describe()}, which matches none."
     )
+
+
+def _ratio_places(
+    defaults: Defaults, catalog: VariableCatalog, moving: Collection[int]
+) -> dict[int, int]:
+    """Returns, per position in `catalog` that some ratio claims, which ratio counts."""
+    places: dict[int, int] = {}
+    for ratio in defaults.ratios:
+        try:
+            claimed = ratio.selector.resolve(catalog)
+        except ValueError as error:
+            raise ValueError(f"In {ratio.where}: {error}") from error
+        if not claimed:
+            raise ValueError(
+                f"A selector must match at least one variable. Received: {ratio.where}, which "
+                "matches none."
+            )
+        for position in sorted(claimed.intersection(moving)):
+            first = places.get(position)
+            if first is None or defaults.overlap == "last":
+                places[position] = ratio.place
+            elif defaults.overlap == "error":
+                other = defaults.ratios[first]
+                both = claimed & other.selector.resolve(catalog) & frozenset(moving)
+                raise ValueError(
+                    f"Ratios must not overlap. Received: {other.where} and {ratio.where} both "
+                    f"claim {_listing(catalog.infos[p].path for p in sorted(both))}. Take them out "
+                    f"of one, as in `{other.selector.describe()} - {ratio.selector.describe()}`, "
+                    'or say which counts with overlap="first" or overlap="last".'
+                )
+    return places
 
 
 def _rest_group(declared: list[Group], defaults: Defaults, rest: Sequence[VariableInfo]) -> str:
@@ -232,11 +267,11 @@ def _decayed(
 
 
 def _planned_variable(
-    info: VariableInfo, position: int, decayed: bool, group: Group
+    info: VariableInfo, position: int, decayed: bool, ratio: int | None, group: Group
 ) -> PlannedVariable:
     anchored = decayed and group.anchor is not None and group.anchor.kind != "zero"
     return PlannedVariable(
-        position, info.path, info.name, tuple(info.shape), info.dtype, decayed, anchored
+        position, info.path, info.name, tuple(info.shape), info.dtype, decayed, anchored, ratio
     )
 
 
@@ -295,6 +330,7 @@ def bind(
                 dataclasses.replace(variables[i], path=record["path"]),
                 i,
                 record["decayed"],
+                record.get("ratio_index"),
                 effective,
             )
             for i, record in enumerate(records)

@@ -47,7 +47,10 @@ class RunningValues:
 
     @property
     def learning_rates(self) -> dict[str, Tensor]:
-        """The present rate of each group that moves, by name; float32 scalars."""
+        """The present rate of each group that moves, by name; float32 scalars.
+
+        The rate of a variable is that of its group times its own of `ratios`.
+        """
         parts = self._built_parts("learning_rates")
         base = ops.cast(self.learning_rate, "float32")
         at = ops.convert_to_tensor(self._iterations)

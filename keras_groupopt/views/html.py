@@ -98,6 +98,7 @@ def _group_details(group: GroupFigures) -> str:
                 value_text(variable["shape"]),
                 variable["dtype"],
                 f"{parameter_count([variable]):,}",
+                value_text(variable.get("ratio", 1.0)),
                 "yes" if variable["decayed"] else "no",
                 "yes" if variable["anchored"] else "no",
             ),
@@ -110,7 +111,7 @@ def _group_details(group: GroupFigures) -> str:
         f"<details><summary><strong>{escape(group.name)}</strong>: "
         f"{group.variable_count:,} {noun}, claimed by "
         f"<code>{escape(group.selector)}</code></summary>"
-        + _table(("Path", "Shape", "Dtype", "Params>", "Decayed", "Anchored"), rows)
+        + _table(("Path", "Shape", "Dtype", "Params>", "Ratio>", "Decayed", "Anchored"), rows)
         + (f"<p>and {left_out:,} more</p>" if left_out else "")
         + "</details>"
     )

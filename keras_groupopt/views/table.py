@@ -192,14 +192,21 @@ class _Printer:
         return table
 
     def variables_table(self, group: GroupFigures) -> Table:
-        table = self.table("Path", "Shape", "Dtype", "Params>", "Decayed", "Anchored", lines=False)
+        ratios = [variable.get("ratio", 1.0) for variable in group.variables]
+        several = any(ratio != 1.0 for ratio in ratios)
+        table = self.table(
+            *("Path", "Shape", "Dtype", "Params>", *(["Ratio>"] if several else [])),
+            *("Decayed", "Anchored"),
+            lines=False,
+        )
         table.columns[0].ratio = 1
-        for variable in group.variables:
+        for variable, ratio in zip(group.variables, ratios, strict=True):
             table.add_row(
                 self.text((variable["path"], _TYPE)),
                 self.number(value_text(variable["shape"])),
                 self.text((variable["dtype"], "")),
                 self.number(f"{parameter_count([variable]):,}"),
+                *([self.number(value_text(ratio))] if several else []),
                 *(Text(*_ANSWERS[bool(variable[key])]) for key in ("decayed", "anchored")),
                 style="dim" if group.frozen else None,
             )

@@ -4,6 +4,7 @@
 learning-rate ratio, decay and anchor.
 """
 
+from keras_groupopt import recipes as recipes
 from keras_groupopt.atomic import save_weights as save_weights
 from keras_groupopt.averaged_weights import averaged_weights as averaged_weights
 from keras_groupopt.averaged_weights import load_averages as load_averages
@@ -29,6 +30,7 @@ from keras_groupopt.plan import Plan as Plan
 from keras_groupopt.rules.radam import RAdam as RAdam
 from keras_groupopt.schedules.constant import ConstantRate as ConstantRate
 from keras_groupopt.schedules.constant import constant as constant
+from keras_groupopt.schedules.unfreezing import UnfreezeAt as UnfreezeAt
 from keras_groupopt.selectors import Selector as Selector
 from keras_groupopt.selectors import default_exclude_from_decay as default_exclude_from_decay
 from keras_groupopt.selectors import everything as everything

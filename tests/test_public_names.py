@@ -27,6 +27,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
         i := keras.Input((2,)), keras.layers.Dense(2)(i)
     ),
     "ConstantRate": lambda: kgo.ConstantRate(1e-4),
+    "UnfreezeAt": lambda: kgo.UnfreezeAt(100),
     "LossScaleOptimizer": lambda: kgo.LossScaleOptimizer(kgo.GroupedOptimizer(), 1024),
 }
 

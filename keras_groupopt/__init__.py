@@ -5,10 +5,12 @@ learning-rate ratio, decay and anchor.
 """
 
 from keras_groupopt import recipes as recipes
+from keras_groupopt import schedules as schedules
 from keras_groupopt.atomic import save_weights as save_weights
 from keras_groupopt.averaged_weights import averaged_weights as averaged_weights
 from keras_groupopt.averaged_weights import load_averages as load_averages
 from keras_groupopt.averaged_weights import save_averaged as save_averaged
+from keras_groupopt.base_rate import from_base as from_base
 from keras_groupopt.batch_norm import update_batch_norm as update_batch_norm
 from keras_groupopt.callbacks.backup import BackupAndRestore as BackupAndRestore
 from keras_groupopt.callbacks.flush_accumulation import FlushAccumulation as FlushAccumulation
@@ -28,9 +30,9 @@ from keras_groupopt.loss_scale import LossScaleOptimizer as LossScaleOptimizer
 from keras_groupopt.model_xml import to_xml as to_xml
 from keras_groupopt.plan import Plan as Plan
 from keras_groupopt.rules.radam import RAdam as RAdam
+from keras_groupopt.schedules.combined import warmup as warmup
 from keras_groupopt.schedules.constant import ConstantRate as ConstantRate
 from keras_groupopt.schedules.constant import constant as constant
-from keras_groupopt.schedules.unfreezing import UnfreezeAt as UnfreezeAt
 from keras_groupopt.selectors import Selector as Selector
 from keras_groupopt.selectors import default_exclude_from_decay as default_exclude_from_decay
 from keras_groupopt.selectors import everything as everything

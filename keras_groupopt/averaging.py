@@ -98,6 +98,16 @@ class Averages:
             return ops.maximum(share, 9.0 / (10.0 + made))
         return share
 
+    def momentum_at(self, step: Tensor) -> Tensor:
+        """Returns `β_t` of the next average, a float32 scalar; 0 where it will be a copy.
+
+        Args:
+            step: The optimizer steps done, an integer scalar.
+        """
+        momentum = 1.0 - self._share_at(step)
+        begun = ops.cast(step, "int32") >= self.declared.start
+        return ops.where(begun, momentum, ops.zeros_like(momentum))
+
     def move_statistics(self, pairs: Sequence[Pair], step: int) -> None:
         """Moves averages of statistics as far as those of the weights moved since the last time.
 

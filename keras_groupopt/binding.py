@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -119,7 +120,8 @@ class Binding:
         present = walk.describe_model(model)
         own = [id(variable) for variable in model.trainable_variables]
         paths = {variable.identity: variable.path for variable in present}
-        return own == [id(variable) for variable in parts.variables] and all(
+        held = self._declaration.held
+        return own == [id(v) for v in parts.variables if id(v) not in held] and all(
             paths.get(identity) == path for identity, path in parts.paths.items()
         )
 
@@ -160,7 +162,14 @@ class Binding:
     def _resolve(self, variables: list[Any]) -> planning.Plan:
         plan = self._resolve_declared(variables)
         overwritten = [i for i, v in enumerate(variables) if overwritten_by_gradient(v)]
-        return planning.without_decay(plan, overwritten)
+        return self._with_gradient_rule(planning.without_decay(plan, overwritten))
+
+    def _with_gradient_rule(self, plan: planning.Plan) -> planning.Plan:
+        wanted = self._declaration.gradient_rule
+        if wanted is None:
+            return plan
+        scalars = {f"{wanted.name}.{name}": value for name, value in wanted.scalars.items()}
+        return dataclasses.replace(plan, gradient_rule=scalars)
 
     def _resolve_declared(self, variables: list[Any]) -> planning.Plan:
         declaration = self._declaration

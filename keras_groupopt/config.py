@@ -12,19 +12,20 @@ import keras
 import numpy as np
 
 from keras_groupopt import selectors, wording
+from keras_groupopt.base_rate import FromBase
 from keras_groupopt.declaration import Declaration
 from keras_groupopt.ema import EMA, SWA, KerasEMA
 from keras_groupopt.groups import Anchor, Group
-from keras_groupopt.hyperparameters import (
+from keras_groupopt.parts import Parts
+from keras_groupopt.plan import Defaults, Plan
+from keras_groupopt.ratios import Ratio
+from keras_groupopt.registered import (
     deserialize_scalar,
     is_registered,
     registered_function,
     registered_function_name,
     serialize_scalar,
 )
-from keras_groupopt.parts import Parts
-from keras_groupopt.plan import Defaults, Plan
-from keras_groupopt.ratios import Ratio
 from keras_groupopt.rules.serialization import deserialize_rule, serialize_rule
 from keras_groupopt.selectors import Selector
 
@@ -69,6 +70,7 @@ def to_config(optimizer: Any, declaration: Declaration, parts: Parts | None) -> 
         "current": _current(optimizer, declaration, parts),
         "plan": records,
         "plan_is_provisional": provisional,
+        "frozen_to": declaration.frozen_to,
     }
 
 
@@ -140,7 +142,8 @@ def _present(variable: Any) -> float:
 def from_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns the constructor's arguments, and what `restore` needs."""
     arguments = dict(config)
-    rest = {name: arguments.pop(name, None) for name in ("current", "plan", "plan_is_provisional")}
+    kept = ("current", "plan", "plan_is_provisional", "frozen_to")
+    rest = {name: arguments.pop(name, None) for name in kept}
     arguments["groups"] = [_group_from_config(group) for group in arguments["groups"]]
     arguments["rule"] = deserialize_rule(arguments["rule"])
     for name in ("learning_rate", "weight_decay", "ema_momentum"):
@@ -159,6 +162,7 @@ def restore(optimizer: Any, declaration: Declaration, rest: Mapping[str, Any]) -
     """Gives a new optimizer the plan and the present scalars of its config."""
     declaration.records = copy.deepcopy(rest["plan"])
     declaration.records_provisional = bool(rest["plan_is_provisional"])
+    declaration.frozen_to = rest["frozen_to"] or 0
     current = dict(rest["current"] or {})
     if "learning_rate" in current:
         optimizer.learning_rate = current.pop("learning_rate")
@@ -305,6 +309,9 @@ def warn_unserializable(groups: Sequence[Group], defaults: Defaults) -> None:
     if callable(rate) and not hasattr(rate, "get_config") and not is_registered(rate):
         reasons.append(f"the base learning rate is the function {rate!r}")
     for group in groups:
+        own = group.learning_rate
+        if isinstance(own, FromBase) and not is_registered(own.function):
+            reasons.append(f"`learning_rate` of {group.where} is {own!r}")
         for name in ("selector", "exclude_from_decay"):
             selector = getattr(group, name)
             if isinstance(selector, Selector) and not selector.is_serializable():

@@ -26,8 +26,13 @@ class Declaration:
         self.records_provisional = False
         self.current: dict[tuple[str, str], float] = {}
         self.pending: tuple[Any, Any] | None = None
+        # How many groups `freeze_to` froze, and the identities of the variables it froze.
+        self.frozen_to = 0
+        self.held: set[int] = set()
         # What the gradient rule of the model asks to be kept.
         self.gradient_rule: Wanted | None = None
+        # What steps are to measure.
+        self.measured: frozenset[str] = frozenset()
 
     @property
     def resting(self) -> list[dict[str, Any]]:

@@ -10,8 +10,10 @@ import numpy as np
 
 from keras_groupopt import _compat, anchors, clipping, decay, kernels, slots
 from keras_groupopt.averaging import wide_dtype
+from keras_groupopt.base_rate import FromBase
 from keras_groupopt.hyperparameters import Scalar
 from keras_groupopt.plan import Plan, PlannedGroup
+from keras_groupopt.rules.fields import ScheduledFields, scheduled
 from keras_groupopt.rules.registry import make_rule
 from keras_groupopt.variable_rates import SplitUpdates, VariableRates
 
@@ -112,6 +114,7 @@ class GroupParts:
         ruled = [v for v in self.variables if not overwritten_by_gradient(v)]
         self.rule.build(ruled)
         _compat.track_all_state(self.rule)
+        self._fields = ScheduledFields(self.rule, scheduled(self.planned.group.rule))
         self.slots = slots.slot_names(self.rule, len(ruled))
         self.ruled = ruled
         self._ruled_places = {id(variable): place for place, variable in enumerate(ruled)}
@@ -171,7 +174,11 @@ class GroupParts:
 
     def rate(self, base: Tensor, step: Tensor) -> Tensor:
         """Returns the group's rate at `step`, a float32 scalar."""
-        own = base if self._own_rate is None else self._own_rate(step)
+        own = base
+        if isinstance(self._own_rate, FromBase):
+            own = self._own_rate.function(base)
+        elif self._own_rate is not None:
+            own = self._own_rate(step)
         return keras.ops.cast(own, "float32") * self.scalars["learning_rate_ratio"].at(step)
 
     def clip(self, gradients: list[Tensor]) -> list[Tensor]:
@@ -207,10 +214,11 @@ class GroupParts:
                     for gradient, variable in zip(gradients, variables, strict=True)
                 ]
             self._rate = rates[self._rates.classes[indices[0]]]
-            if self._split is not None:
-                self._split.apply(gradients, variables, rates)
-            else:
-                self.rule.apply(gradients, variables)
+            with self._fields.at(step):
+                if self._split is not None:
+                    self._split.apply(gradients, variables, rates)
+                else:
+                    self.rule.apply(gradients, variables)
         finally:
             # A traced value must not outlive its trace.
             self._rate = None
@@ -231,9 +239,10 @@ class GroupParts:
                 weight_decay,
             )
 
-    def skip(self) -> None:
+    def skip(self, step: Tensor) -> None:
         """Counts a step in which the group had no gradient, so that groups stay in phase."""
-        _compat.skip_step(self.rule)
+        with self._fields.at(step):
+            _compat.skip_step(self.rule)
 
     @property
     def rule_variables(self) -> list[Any]:

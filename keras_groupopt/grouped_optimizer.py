@@ -27,7 +27,9 @@ from keras_groupopt.arguments import check_clipping, check_number, check_scalar
 from keras_groupopt.binding import Binding
 from keras_groupopt.declaration import Declaration, check_base, check_choice, check_default_rule
 from keras_groupopt.ema import Average, as_average
+from keras_groupopt.freezing import Freezing
 from keras_groupopt.groups import as_anchor, as_exclusion, as_groups, as_rule
+from keras_groupopt.measuring import Measuring
 from keras_groupopt.parts import Parts
 from keras_groupopt.persistence import Persistence
 from keras_groupopt.ratios import as_ratios
@@ -55,7 +57,15 @@ _FIXED = (
 
 
 @keras.saving.register_keras_serializable(package="keras_groupopt")
-class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.optimizers.Optimizer):
+class GroupedOptimizer(
+    Binding,
+    RunningValues,
+    Rebuilding,
+    Freezing,
+    Persistence,
+    Measuring,
+    keras.optimizers.Optimizer,
+):
     """Trains each group of a model's variables with its own rule, rate, decay and anchor.
 
     At optimizer step `t`, for a variable `w` with gradient `g` in group `G`:
@@ -200,7 +210,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
             unclaimed=check_choice("unclaimed", unclaimed, ("default", "freeze", "error")),
             overlap=check_choice("overlap", overlap, ("error", "first", "last")),
         )
-        registry.make_rule(defaults.rule, 0.0, where)
+        registry.check_rule(defaults.rule, where)
         resolve.check_declared(lifted, defaults)
         self._declaration = Declaration(lifted, defaults)
         self._parts: Parts | None = None
@@ -277,6 +287,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
         parts.set_scalars(self._declaration.current)
         self._layout.stand_for(parts.digest)
         self._parts = parts
+        self._hold(parts)
 
     def _make_parts(self, plan: planning.Plan, variables: list[Any]) -> Parts:
         # A build that fails leaves nothing behind: what may fail comes before what is kept.
@@ -290,6 +301,7 @@ class GroupedOptimizer(Binding, RunningValues, Rebuilding, Persistence, keras.op
                     registry.claim_instance(planned.group.rule, self, planned.group.where)
             parts.make_variables(self)
             parts.digest = state.protect(self, parts)
+        parts.measures = self.make_measures(parts, declaration.measured)
         try:
             state.place(state.entries_of(self, parts))
         except ValueError:

@@ -12,7 +12,8 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_groupopt.arguments import check_clipping, check_scalar
+from keras_groupopt.arguments import check_clipping, check_scalar, is_schedule
+from keras_groupopt.base_rate import FromBase
 from keras_groupopt.selectors import Selector, as_selector
 
 DEFAULT_GROUP = "default"
@@ -65,7 +66,10 @@ class Rule:
 
     def __repr__(self) -> str:
         target = repr(self.target) if isinstance(self.target, str) else self.label
-        arguments = "".join(f", {name}={value!r}" for name, value in self.arguments.items())
+        arguments = "".join(
+            f", {name}={type(value).__name__}(...)" if is_schedule(value) else f", {name}={value!r}"
+            for name, value in self.arguments.items()
+        )
         return f"rule({target}{arguments})"
 
 
@@ -75,7 +79,8 @@ def rule(target: str | type, **arguments: Any) -> Rule:
     Args:
         target: The name of a Keras optimizer or of a rule of this package (`"radam"`, `"lion"`),
             or an optimizer class, third-party ones included.
-        **arguments: Arguments of the class, without a rate. `weight_decay`, `clipnorm` and
+        **arguments: Arguments of the class, without a rate. Those that are quantities (`beta_1`,
+            `momentum`) may be schedules over optimizer steps. `weight_decay`, `clipnorm` and
             `clipvalue` become the group's.
 
     Returns:
@@ -198,7 +203,8 @@ class Group:
             instance, which brings its own rate, decay and clipping.
         learning_rate_ratio: A number >= 0 or a schedule, times the base rate. Default 1.
         learning_rate: A rate of the group's own, per step. A number beside a base number becomes
-            the ratio; a schedule is the group's own curve and does not follow the base.
+            the ratio; a schedule is the group's own curve and does not follow the base;
+            `kgo.from_base(function)` follows it as the function says.
         weight_decay: The coefficient of decoupled decay, a number >= 0 or a schedule.
         anchor: What decay pulls toward: `"zero"`, `"initial"` (L2-SP), arrays or a file.
         exclude_from_decay: A selector of variables that are not decayed; `()` excludes none.
@@ -263,7 +269,8 @@ class Group:
             "learning_rate_ratio",
             check_scalar("learning_rate_ratio", self.learning_rate_ratio, where=where),
         )
-        put("learning_rate", check_scalar("learning_rate", self.learning_rate, where=where))
+        if not isinstance(self.learning_rate, FromBase):
+            put("learning_rate", check_scalar("learning_rate", self.learning_rate, where=where))
         if isinstance(self.learning_rate, float) and self.learning_rate_ratio is not None:
             raise ValueError(
                 "Only one of `learning_rate` and `learning_rate_ratio` must be set. Received: "

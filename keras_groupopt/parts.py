@@ -11,6 +11,7 @@ from keras_groupopt.averaging import Averages, Pair
 from keras_groupopt.finiteness import Guard
 from keras_groupopt.gradient_state import GradientState, Wanted
 from keras_groupopt.group_parts import GroupParts
+from keras_groupopt.measures import Measures
 from keras_groupopt.memory import bytes_of
 from keras_groupopt.naming import plain_names
 from keras_groupopt.plan import Plan
@@ -48,6 +49,8 @@ class Parts:
             for index, variable in enumerate(planned.variables):
                 self.places[variable.position] = (number, index)
         self.digest = 0
+        # What steps measure on request.
+        self.measures: Measures | None = None
         # Weights without optimizer state were loaded before the first step: they are the anchors,
         # but other layers may still be loading.
         self.anchors_are_due = False
@@ -182,6 +185,11 @@ class Parts:
                 for group in self.groups:
                     if group.starts_at_initial:
                         group.capture_anchors(only)
+
+    @property
+    def measured_variables(self) -> list[Any]:
+        """The sums of what steps measure; no part of the state to save."""
+        return [] if self.measures is None else self.measures.variables
 
     @property
     def rule_variables(self) -> list[Any]:

@@ -24,12 +24,12 @@ class Persistence:
 
     @property
     def variables(self) -> list[Any]:
-        """All state: the optimizer's own variables, then each group's rule's."""
+        """All state: the optimizer's own, then each group's rule's; then what steps measure."""
         parts = getattr(self, "_parts", None)
         if parts is None:
             return self._variables[:]
         parts.capture_due(self._iterations)
-        return self._variables[:] + parts.rule_variables
+        return self._variables[:] + parts.rule_variables + parts.measured_variables
 
     @property
     def changing_variables(self) -> list[Any]:

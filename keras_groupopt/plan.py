@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from keras_groupopt.arguments import is_schedule
+from keras_groupopt.base_rate import FromBase
+from keras_groupopt.bindings import ScheduleBinding, bindings
 from keras_groupopt.ema import Average
 from keras_groupopt.ema import describe as describe_average
 from keras_groupopt.groups import Anchor, Group
@@ -108,6 +110,7 @@ class Plan:
         groups: The groups, in the order of declaration; the rest comes last.
         defaults: What the optimizer says for all groups.
         provisional: Whether paths come from `variable.path` because no model was given.
+        gradient_rule: The scalars of the model's gradient rule (SAM), by name.
 
     Example:
 
@@ -121,6 +124,7 @@ class Plan:
     groups: tuple[PlannedGroup, ...]
     defaults: Defaults
     provisional: bool = False
+    gradient_rule: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __getitem__(self, name: str) -> PlannedGroup:
         for planned in self.groups:
@@ -134,6 +138,14 @@ class Plan:
         """All variables, in the order of the model's trainable variables."""
         every = (variable for planned in self.groups for variable in planned.variables)
         return tuple(sorted(every, key=lambda variable: variable.position))
+
+    def bindings(self) -> tuple[ScheduleBinding, ...]:
+        """Returns which schedule drives which field of which group.
+
+        Each has `group` (`None` where it is of all groups), `field` and `schedule`, and reads as
+        a sentence when printed. A schedule that drives nothing is refused when the plan is made.
+        """
+        return tuple(bindings(self))
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -182,6 +194,8 @@ def describe_scalar(value: Any) -> str | float | None:
         return value
     if is_schedule(value):
         return type(value).__name__
+    if isinstance(value, FromBase):
+        return repr(value)
     return f"{getattr(value, '__name__', type(value).__name__)}()"
 
 
@@ -239,7 +253,9 @@ def _group_dict(planned: PlannedGroup, defaults: Defaults) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, (bool, int, float, str, type(None))) else repr(value)
+    if isinstance(value, (bool, int, float, str, type(None))):
+        return value
+    return describe_scalar(value) if is_schedule(value) else repr(value)
 
 
 def with_state_bytes(plan: Plan, sizes: Mapping[int, int]) -> Plan:

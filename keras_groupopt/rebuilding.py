@@ -34,6 +34,7 @@ class Rebuilding:
     _layout: Any
     _resolve: Any
     _make_parts: Any
+    _with_gradient_rule: Any
     iterations: Any
 
     def rebuild(self, model: Any, groups: Any = None) -> state.Report:
@@ -77,7 +78,13 @@ class Rebuilding:
         >>> [key for key in report.kept if key.endswith("momentums")]
         ['default/head/kernel/momentums', 'default/head/bias/momentums']
         """
-        _check_model(model)
+        check_has_values(model)
+        if self._declaration.frozen_to:
+            raise ValueError(
+                "`rebuild` must be called when no group is frozen by `freeze_to`, as it drops the "
+                f"state of what is frozen. Received: freeze_to({self._declaration.frozen_to}) was "
+                "called before. Call `optimizer.freeze_to(0)` first, and `freeze_to` again after."
+            )
         if self._parts is not None and self._parts.averages_in_weights:
             raise ValueError(
                 "`rebuild` must be called when the model has its weights. Received: averages in "
@@ -107,7 +114,7 @@ class Rebuilding:
         for optimizer in [self, *_around(model, self)]:
             _compat.replace_built_variables(optimizer, variables)
         if _is_of(model, self):
-            _forget_compiled(model)
+            forget_compiled(model)
         return report
 
     def _change_gradient_state(self, parts: Parts, wanted: Wanted) -> None:
@@ -131,7 +138,9 @@ class Rebuilding:
         new.go_on_from(old)
         for variable in [] if old is None else old.variables:
             _compat.untrack(self, variable)
-        parts.plan = planning.with_state_bytes(parts.plan, parts.state_bytes())
+        parts.plan = self._with_gradient_rule(
+            planning.with_state_bytes(parts.plan, parts.state_bytes())
+        )
 
     def _give_old_state(self, old: Parts | None, parts: Parts) -> state.Report:
         terms = state.Terms(strict=False, moves=True)
@@ -203,7 +212,13 @@ class Rebuilding:
         return self.rebuild(model, groups)
 
 
-def _check_model(model: Any) -> None:
+def check_has_values(model: Any) -> None:
+    """Refuses what is no model, or a model whose values a compiled step holds.
+
+    Raises:
+        TypeError: If it is no model.
+        ValueError: If it has no values now.
+    """
     if not isinstance(model, keras.layers.Layer):
         raise TypeError(
             "`model` must be a Keras model. Received: "
@@ -212,7 +227,7 @@ def _check_model(model: Any) -> None:
     held = [v.path for v in model.variables if _compat.is_purged(v)]
     if held:
         raise ValueError(
-            "`rebuild` must be called when the model has its values. Received: a model whose "
+            "The model must have its values when it is changed. Received: a model whose "
             f"values a compiled step holds ({wording.listing(held)}). In a callback take the model "
             "from `self.model`, which gives them back, before you change it. After a `fit` that "
             "failed, load the weights again."
@@ -266,11 +281,11 @@ def _around(model: Any, optimizer: Any) -> Sequence[Any]:
     return [link for link in _chain(model) if link is not optimizer and link.built]
 
 
-def _forget_compiled(model: Any) -> None:
+def forget_compiled(model: Any, kinds: Sequence[str] = _COMPILED) -> None:
     """Makes compiled functions anew: they hold the variables they were compiled for."""
     if getattr(model, "train_function", None) is not None:
         _compat.note_shardings(model)
-    for kind in _COMPILED:
+    for kind in kinds:
         if getattr(model, f"{kind}_function", None) is not None:
             # Not only dropped: `fit`, in which this may run, does not make it again.
             getattr(model, f"make_{kind}_function")(force=True)

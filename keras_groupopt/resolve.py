@@ -13,6 +13,9 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from keras_groupopt import wording
+from keras_groupopt.arguments import check_number
+from keras_groupopt.base_rate import FromBase
+from keras_groupopt.bindings import check_drives
 from keras_groupopt.groups import DEFAULT_GROUP, Anchor, Group
 from keras_groupopt.plan import Defaults, Plan, PlannedGroup, PlannedVariable, describe_scalar
 from keras_groupopt.selectors import Selector, everything
@@ -60,6 +63,10 @@ def check_declared(groups: Sequence[Group], defaults: Defaults) -> None:
         ValueError: If a group's rate has no base to be a ratio of, or an anchor has no decay.
     """
     effective = [effective_group(group, defaults) for group in groups]
+    for group in effective:
+        own, base = group.learning_rate, defaults.learning_rate
+        if isinstance(own, FromBase) and isinstance(base, float):
+            check_number(f"{own!r} of {base:g}", float(own.function(base)), where=group.where)
     anchor = defaults.anchor
     decays = defaults.weight_decay or any(group.weight_decay is not None for group in effective)
     if anchor is not None and anchor.kind != "zero" and not decays:
@@ -153,7 +160,9 @@ def resolve(
                 ),
             )
         )
-    return Plan(tuple(planned), defaults, catalog.provisional)
+    plan = Plan(tuple(planned), defaults, catalog.provisional)
+    check_drives(plan)
+    return plan
 
 
 def _claims(group: Group, catalog: VariableCatalog, order: dict[int, int]) -> Iterable[int]:

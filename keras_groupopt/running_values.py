@@ -154,6 +154,21 @@ class RunningValues:
         return parts.average_pairs()
 
     @property
+    def average_momentum(self) -> Tensor:
+        """`β_t` of the next average, a float32 scalar: 0 where it will be a copy of the weights.
+
+        Raises:
+            ValueError: If the optimizer is not built, or keeps no averages.
+        """
+        averages = self._built_parts("average_momentum").averages
+        if averages is None:
+            raise ValueError(
+                "`average_momentum` needs an optimizer with averages. Received: one without. Make "
+                "it with `GroupedOptimizer(ema=kgo.EMA(0.999))`."
+            )
+        return averages.momentum_at(ops.convert_to_tensor(self._iterations))
+
+    @property
     def _model_variables_moving_average(self) -> Any:
         # Keras' SwapEMAWeights asks for it. Its swap leaves the average in place of the weights
         # after `predict`, and saves the one as the other.

@@ -14,6 +14,7 @@ from keras import ops
 
 from keras_groupopt import accumulation, clipping, finiteness, kernels
 from keras_groupopt.group_parts import GroupParts, overwritten_by_gradient
+from keras_groupopt.measures import Before, Measures
 from keras_groupopt.parts import Parts
 
 Tensor = Any
@@ -262,11 +263,11 @@ def apply_window(
     mean.written = [(group, index, _written(group, index)) for group, index, _ in routed.written]
     before = [(group.state_at(index), came) for group, index, came in uncertain]
     old = [[ops.copy(ops.convert_to_tensor(v)) for v in state] for state, _ in before]
-    _move(parts, mean, settings)
+    weights = _move(parts, mean, settings)
     for (state, came), values in zip(before, old, strict=True):
         for variable, value in zip(state, values, strict=True):
             variable.assign(ops.where(came, ops.convert_to_tensor(variable), value))
-    _finish(parts, mean, settings, variables)
+    _finish(parts, mean, settings, variables, weights)
     # All of them: a variable may have been frozen since its gradient came.
     window.reset(parts.accumulators)
 
@@ -312,11 +313,18 @@ def joint_step(
         variables: Every variable that may be read or assigned.
         norms: The norms of the groups' gradients, where they are known.
     """
-    _move(parts, routed, settings, norms)
-    _finish(parts, routed, settings, variables)
+    weights = _move(parts, routed, settings, norms)
+    _finish(parts, routed, settings, variables, weights)
 
 
-def _move(parts: Parts, routed: Routed, settings: Settings, norms: Tensor | None = None) -> None:
+def _move(
+    parts: Parts, routed: Routed, settings: Settings, norms: Tensor | None = None
+) -> Before | None:
+    """Moves the weights; returns what the measurements need of them before, if anything."""
+    weights = None
+    if parts.measures is not None:
+        norms = parts.measures.note_gradients(routed.gradients, norms)
+        weights = parts.measures.weights_before(routed.indices, routed.absent)
     at = ops.convert_to_tensor(settings.iterations)
     base = settings.base()
     for group, index, gradient in routed.written:
@@ -329,15 +337,24 @@ def _move(parts: Parts, routed: Routed, settings: Settings, norms: Tensor | None
     if settings.global_clipnorm is not None:
         if any(any(group.clipping) for group in parts.groups if not group.frozen):
             norms = None
-        gradients = _clip_jointly(gradients, settings.global_clipnorm, norms)
+        gradients = _clip_jointly(gradients, settings.global_clipnorm, norms, parts.measures)
     for group, own, places in zip(parts.groups, gradients, routed.indices, strict=True):
         if own:
             group.update(own, places, base, at)
         elif not group.frozen:
-            group.skip()
+            group.skip(at)
+    return weights
 
 
-def _finish(parts: Parts, routed: Routed, settings: Settings, variables: Sequence[Any]) -> None:
+def _finish(
+    parts: Parts,
+    routed: Routed,
+    settings: Settings,
+    variables: Sequence[Any],
+    weights: Before | None,
+) -> None:
+    if parts.measures is not None:
+        parts.measures.note_step(routed.indices, weights)
     at = ops.convert_to_tensor(settings.iterations)
     if parts.averages is not None:
         pairs = parts.average_pairs(
@@ -349,12 +366,17 @@ def _finish(parts: Parts, routed: Routed, settings: Settings, variables: Sequenc
 
 
 def _clip_jointly(
-    gradients: list[list[Tensor]], limit: float, norms: Tensor | None
+    gradients: list[list[Tensor]],
+    limit: float,
+    norms: Tensor | None,
+    measures: Measures | None,
 ) -> list[list[Tensor]]:
     joint = [gradient for own in gradients for gradient in own]
     if norms is None and joint:
         # By groups, as where norms are known: the same numbers to the bit.
         _, norms = finiteness.group_norms(gradients)
     norm = None if norms is None else ops.sqrt(ops.sum(ops.square(norms)))
+    if measures is not None and norm is not None:
+        measures.note_joint_clip(norm, limit)
     clipped = iter(clipping.clip_by_global_norm(joint, limit, norm))
     return [[next(clipped) for _ in own] for own in gradients]

@@ -139,6 +139,20 @@ def test_callbacks_see_and_do_the_same_on_two_devices(strategy):
     assert apart(two) == []
 
 
+@pytest.mark.parametrize("name", ["the whole", "own clipping in groups", "an embedding"])
+def test_what_is_measured_on_two_devices_is_that_of_one(strategy, name):
+    logs = []
+    for model in both(ROWS[name], strategy):
+        logger = kgo.GroupLogger(gradient_norm=True, update_ratio=True, clip_share=True)
+        # The second fit measures in a step that was compiled without.
+        fit(model)
+        logs.append(fit(model, epochs=2, callbacks=[logger]).history)
+    one, two = logs
+    assert {"global_gradient_norm", "clip_share", "update_ratio_a"} <= one.keys() == two.keys()
+    for key in one:
+        np.testing.assert_allclose(two[key], one[key], rtol=1e-5, err_msg=key)
+
+
 def test_averages_anchors_and_a_rebuild_follow_outside_of_the_scope(strategy):
     models = both(WHOLE, strategy)
     for model in models:

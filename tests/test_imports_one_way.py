@@ -16,21 +16,24 @@ BACKENDS = ("tensorflow", "jax", "torch")
 # From the bottom up. A part may import parts of the rows above it in this table, and of its own
 # row; `ALONE` import nothing of ours at all.
 ROWS = (
-    ("variable_info", "views", "arguments", "naming", "wording", "_compat", "atomic"),
-    ("selectors", "ema"),
+    ("variable_info", "views", "arguments", "base_rate", "naming", "wording", "_compat", "atomic"),
+    ("selectors", "ema", "horizon"),
     ("groups", "ratios"),
+    ("bindings",),
     ("plan",),
     ("resolve",),
     ("walk",),
-    ("rules", "schedules"),
-    ("slots", "hyperparameters", "kernels"),
+    ("kernels",),
+    ("rules", "schedules", "registered"),
+    ("slots", "hyperparameters"),
     ("decay", "clipping", "accumulation", "averaging", "finiteness", "sharpness"),
-    ("memory", "anchors", "gradient_state", "variable_rates"),
+    ("memory", "anchors", "gradient_state", "measures", "variable_rates"),
     ("group_parts",),
     ("parts",),
     ("step", "declaration", "config"),
     ("state",),
-    ("binding", "running_values", "persistence", "rebuilding"),
+    ("binding", "running_values", "persistence", "rebuilding", "measuring"),
+    ("freezing",),
     ("grouped_optimizer",),
     ("loss_scale",),
     (
@@ -46,17 +49,20 @@ ROWS = (
     ),
     ("__init__",),
 )
-ALONE = ("variable_info", "views", "arguments", "naming", "_compat", "atomic")
+ALONE = ("variable_info", "views", "arguments", "base_rate", "naming", "_compat", "atomic")
 PURE = (
     "variable_info",
     "views",
     "arguments",
+    "base_rate",
     "naming",
     "wording",
     "selectors",
     "ema",
+    "horizon",
     "groups",
     "ratios",
+    "bindings",
     "plan",
     "resolve",
 )

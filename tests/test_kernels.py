@@ -109,6 +109,28 @@ def test_the_global_norm_shows_an_element_that_is_not_finite(bad):
     assert not np.isfinite(double(kernels.global_norm(gradients)))
 
 
+@pytest.mark.parametrize("described", SOME)
+def test_the_distance_is_the_norm_of_all_differences_in_float32(described):
+    values, moved = tensors(described), variables(described, 1)
+    differences = [
+        (double(value) - double(variable)).ravel()
+        for value, variable in zip(values, moved, strict=True)
+    ]
+    found = kernels.distance(values, moved)
+    assert dtypes([found]) == ["float32"]
+    low = max(epsilon(dtype) for _, dtype in described)
+    np.testing.assert_allclose(double(found), np.linalg.norm(np.concatenate(differences)), 2 * low)
+
+
+@pytest.mark.parametrize("described", SOME)
+def test_the_largest_element_is_found_by_its_absolute_value(described):
+    gradients = tensors(described)
+    expected = max(np.max(np.abs(double(gradient)), initial=0.0) for gradient in gradients)
+    found = kernels.largest([-gradient for gradient in gradients])
+    assert dtypes([found]) == ["float32"]
+    assert double(found) == expected
+
+
 @pytest.mark.parametrize("described", LISTS)
 def test_scale_multiplies_in_the_dtype_of_each_gradient(described):
     gradients = tensors(described)

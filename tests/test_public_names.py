@@ -21,15 +21,33 @@ REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 # No instance of these is saved; and how to make one of each class that has arguments without a
 # default and a `get_config`.
-BASES = ("GradientRule", "SharpnessAware")
+BASES = ("GradientRule", "SharpnessAware", "schedules.Schedule")
 EXAMPLES: dict[str, Callable[[], Any]] = {
     "SharpnessAwareModel": lambda: kgo.SharpnessAwareModel(
         i := keras.Input((2,)), keras.layers.Dense(2)(i)
     ),
     "ConstantRate": lambda: kgo.ConstantRate(1e-4),
-    "UnfreezeAt": lambda: kgo.UnfreezeAt(100),
     "LossScaleOptimizer": lambda: kgo.LossScaleOptimizer(kgo.GroupedOptimizer(), 1024),
+    "schedules.Chained": lambda: kgo.schedules.Chained([0.1, kgo.constant(0.5)]),
+    "schedules.Cyclic": lambda: kgo.schedules.Cyclic(0.1, 0.2),
+    "schedules.Lambda": lambda: kgo.schedules.Lambda(halved),
+    "schedules.Linear": lambda: kgo.schedules.Linear(0.1, "fit"),
+    "schedules.MultiStep": lambda: kgo.schedules.MultiStep(0.1, [3, 5]),
+    "schedules.OneCycle": lambda: kgo.schedules.OneCycle(0.1, 100),
+    "schedules.Polynomial": lambda: kgo.schedules.Polynomial(0.1, 100),
+    "schedules.SWA": lambda: kgo.schedules.SWA(0.1, 0.05, 80),
+    "schedules.Scaled": lambda: kgo.schedules.Scaled(kgo.constant(0.1), 0.5),
+    "schedules.Sequential": lambda: kgo.schedules.Sequential([0.1, 0.2], [10]),
+    "schedules.Step": lambda: kgo.schedules.Step(0.1, 30),
+    "schedules.UnfreezeAt": lambda: kgo.schedules.UnfreezeAt(100),
+    "schedules.Warmup": lambda: kgo.schedules.Warmup(0.1, 10),
+    "schedules.WarmupStableDecay": lambda: kgo.schedules.WarmupStableDecay(0.1, 100),
 }
+
+
+@keras.saving.register_keras_serializable(package="public_names")
+def halved(step: Any) -> Any:
+    return step / 2
 
 
 def declared_names(module: types.ModuleType) -> list[str]:
@@ -48,14 +66,15 @@ def declared_names(module: types.ModuleType) -> list[str]:
     return [name for name in names if not name.startswith("_")]
 
 
-def public_members(module: types.ModuleType) -> Iterator[tuple[str, Any]]:
+def public_members(module: types.ModuleType, within: str = "") -> Iterator[tuple[str, Any]]:
+    """Names as they are written after `kgo.`, and what they are."""
     for name in declared_names(module):
         member = getattr(module, name)
         if isinstance(member, types.ModuleType):
             if member.__name__.startswith(f"{kgo.__name__}."):
-                yield from public_members(member)
+                yield from public_members(member, f"{within}{name}.")
         elif (getattr(member, "__module__", None) or "").startswith(kgo.__name__):
-            yield name, member
+            yield f"{within}{name}", member
 
 
 PUBLIC = dict(public_members(kgo))

@@ -148,7 +148,7 @@ def test_a_callback_rebuilds_between_batches_with_its_own_model(held, backend):
     model.compile(optimizer=grouped(model, rule="sgd"), loss=mean_output)
     callback = InBatch(model if held else None)
     if held and backend == "jax":
-        with pytest.raises(ValueError, match="must be called when the model has its values"):
+        with pytest.raises(ValueError, match="must have its values when it is changed"):
             fit(model, steps=3, callbacks=[callback])
     else:
         fit(model, steps=3, callbacks=[callback])

@@ -303,13 +303,13 @@ def test_stages_begin_where_they_are_said_to(parts, steps, starts):
 
 
 BAD_STAGES = [
-    ((["a", "b"], 0), ValueError, "`steps_per_stage` must be a whole number >= 1.*=0"),
-    ((["a", "b"], 1.5), TypeError, "`steps_per_stage` must be a whole number >= 1"),
+    ((["a", "b"], 0), ValueError, "`steps_per_stage` must be an integer >= 1.*=0"),
+    ((["a", "b"], 1.5), TypeError, "`steps_per_stage` must be an integer >= 1"),
     ((["a", "b"], [1, 2]), ValueError, "one number per stage but the last, 1 for 2 parts"),
     (("a", 1), TypeError, "`parts` must be a Keras model, or a list of parts"),
     (([], 1), TypeError, "`parts` must be"),
     (([kgo.Group("default")], 1), ValueError, r"which variables.*group \"default\".*parts\[0\]"),
-    (([("a", kgo.UnfreezeAt(1))], 1), TypeError, r"numbers as ratios.*parts\[0\]"),
+    (([("a", kgo.schedules.UnfreezeAt(1))], 1), TypeError, r"numbers as ratios.*parts\[0\]"),
 ]
 
 
@@ -322,9 +322,13 @@ def test_bad_stages_are_refused(arguments, error, message):
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: kgo.UnfreezeAt(-1), ValueError, "`step`.*-1 in UnfreezeAt"),
-        (lambda: kgo.UnfreezeAt(1.5), TypeError, "`step` must be a whole number.*1.5"),
-        (lambda: kgo.UnfreezeAt(1, float("nan")), ValueError, "`ratio`.*nan in UnfreezeAt"),
+        (lambda: kgo.schedules.UnfreezeAt(-1), ValueError, "`step`.*-1 in UnfreezeAt"),
+        (lambda: kgo.schedules.UnfreezeAt(1.5), TypeError, "`step` must be an integer >= 0.*1.5"),
+        (
+            lambda: kgo.schedules.UnfreezeAt(1, float("nan")),
+            ValueError,
+            "`ratio`.*nan in UnfreezeAt",
+        ),
     ],
 )
 def test_a_bad_start_is_refused(make, error, message):

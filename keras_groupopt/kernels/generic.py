@@ -34,6 +34,14 @@ def sum_over_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
     return list(gradients)
 
 
+def trace(step: Callable[[Tensor], None]) -> None:
+    """Tries a function of a step counter that assigns to variables nobody else has.
+
+    Where steps are always compiled it is traced, which does not run it.
+    """
+    step(ops.convert_to_tensor(0, dtype="int32"))
+
+
 def without_reduction(rule: Any) -> Any:
     """Lets a rule take gradients that have been summed over replicas."""
     return rule
@@ -87,6 +95,31 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Returns the Euclidean norm over all gradients, a float32 scalar."""
     squares = [ops.sum(ops.square(ops.cast(gradient, "float32"))) for gradient in gradients]
     return ops.sqrt(ops.sum(ops.stack(squares)))
+
+
+def distance(values: Sequence[Tensor], variables: Sequence[Any]) -> Tensor:
+    """Returns `‖v − w‖` over values and variables of their shapes, a float32 scalar.
+
+    Args:
+        values: Tensors, which may be written to.
+        variables: Variables.
+    """
+    squares = [
+        ops.sum(ops.square(ops.cast(value, "float32") - ops.cast(variable, "float32")))
+        for value, variable in zip(values, variables, strict=True)
+    ]
+    return ops.sqrt(ops.sum(ops.stack(squares)))
+
+
+def largest(gradients: Sequence[Tensor]) -> Tensor:
+    """Returns the largest absolute value of an element of any gradient, a float32 scalar."""
+    zero = ops.zeros((), "float32")
+    found = [
+        ops.cast(ops.max(ops.abs(gradient)), "float32")
+        for gradient in gradients
+        if 0 not in tuple(gradient.shape)
+    ]
+    return ops.max(ops.stack([zero, *found]))
 
 
 def scale(gradients: Sequence[Tensor], factor: Tensor) -> list[Tensor]:

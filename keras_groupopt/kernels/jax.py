@@ -17,6 +17,12 @@ def is_gone(variable: Any) -> bool:
     return not isinstance(value, jax.core.Tracer) and value.is_deleted()
 
 
+def trace(step: Callable[[Tensor], None]) -> None:
+    """Traces a function of a step counter that assigns to variables nobody else has."""
+    with keras.StatelessScope():
+        jax.eval_shape(step, jax.ShapeDtypeStruct((), "int32"))
+
+
 def known(predicate: Tensor) -> bool | None:
     """Returns a boolean scalar's value, or `None` while a step is being compiled."""
     return None if isinstance(predicate, jax.core.Tracer) else bool(predicate)

@@ -60,6 +60,13 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     return tf.sqrt(tf.add_n(squares))
 
 
+def largest(gradients: Sequence[Tensor]) -> Tensor:
+    """Returns the largest absolute value of an element of any gradient, a float32 scalar."""
+    # Of no elements the maximum is infinity with a minus.
+    found = [tf.cast(tf.reduce_max(tf.abs(_values(g))), tf.float32) for g in gradients]
+    return tf.reduce_max(tf.stack([tf.zeros((), tf.float32), *found]))
+
+
 def scale(gradients: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
     """Returns each gradient times `factor`, in the gradient's dtype."""
     return [
@@ -117,6 +124,11 @@ def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, co
             own.assign(tf.where(part >= 1, value, own + part * (value - own)))
         else:
             own.assign_add(part * (value - own))
+
+
+def trace(step: Callable[[Tensor], None]) -> None:
+    """Traces a function of a step counter that assigns to variables nobody else has."""
+    tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec((), tf.int32))
 
 
 def known(predicate: Tensor) -> bool | None:

@@ -58,6 +58,14 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
+def distance(values: Sequence[Tensor], variables: Sequence[Any]) -> Tensor:
+    """Returns `‖v − w‖` over values, which it writes to, and variables; a float32 scalar."""
+    for indices in _by_device_and_dtype(values):
+        torch._foreach_sub_([values[i] for i in indices], [variables[i].value for i in indices])
+    return global_norm(values)
+
+
+@torch.no_grad()
 def scale(gradients: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
     """Returns each gradient times `factor`, in the gradient's dtype."""
     scaled: list[Tensor] = list(gradients)

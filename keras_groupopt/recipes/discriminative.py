@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 
+from keras_groupopt.arguments import check_count
 from keras_groupopt.groups import Group
 from keras_groupopt.recipes.parts import check_number_of, parts_of, selector_for
 from keras_groupopt.selectors import Selector, as_selector
@@ -114,8 +115,7 @@ def _ratios(start: float | None, stop: float, count: int) -> list[float]:
 def _joined(parts: list[frozenset[int]], count: int | None, heads: int) -> list[frozenset[int]]:
     if count is None:
         return parts
-    if isinstance(count, bool) or not isinstance(count, int):
-        raise TypeError(f"`count` must be a whole number or None. Received: count={count!r}.")
+    count = check_count("count", count, 1, where="discriminative")
     if not heads < count <= len(parts) + heads:
         raise ValueError(
             f"`count` must be from {heads + 1} to {len(parts) + heads}, the number of parts that "

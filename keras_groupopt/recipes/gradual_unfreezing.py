@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
+from keras_groupopt.arguments import check_count
 from keras_groupopt.groups import Group
 from keras_groupopt.recipes.parts import parts_of, selector_for
 from keras_groupopt.schedules.unfreezing import UnfreezeAt
@@ -39,7 +41,7 @@ def gradual_unfreezing(
         blocks: The blocks of a model, as for `layerwise_decay`.
 
     Returns:
-        Pairs (selector, `kgo.UnfreezeAt`), from the input to the head.
+        Pairs (selector, `kgo.schedules.UnfreezeAt`), from the input to the head.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -105,24 +107,13 @@ def _is_selection(value: Any) -> bool:
 
 def _starts(steps: Any, count: int) -> list[int]:
     """Returns the first step of each stage, the head's first."""
-    each = [steps] * (count - 1) if not isinstance(steps, (list, tuple)) else list(steps)
-    for value in [steps] if not isinstance(steps, (list, tuple)) else each:
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise TypeError(
-                "`steps_per_stage` must be a whole number >= 1, or a list of such. Received: "
-                f"steps_per_stage={steps!r}."
-            )
-        if value < 1:
-            raise ValueError(
-                "`steps_per_stage` must be a whole number >= 1, or a list of such. Received: "
-                f"steps_per_stage={steps!r}."
-            )
+    given = list(steps) if isinstance(steps, (list, tuple)) else [steps] * max(count - 1, 1)
+    each = [check_count("steps_per_stage", v, 1, where="gradual_unfreezing") for v in given]
+    if not isinstance(steps, (list, tuple)):
+        each = each[: count - 1]
     if len(each) != count - 1:
         raise ValueError(
             f"`steps_per_stage` must have one number per stage but the last, {count - 1} for "
             f"{count} parts. Received: steps_per_stage={steps!r}."
         )
-    starts = [0]
-    for value in each:
-        starts.append(starts[-1] + value)
-    return starts
+    return list(itertools.accumulate(each, initial=0))

@@ -14,6 +14,7 @@ import keras
 
 from keras_groupopt import _compat
 from keras_groupopt.groups import FOREIGN_OPTIMIZER, LIFTED, WHOLE_ONLY, Group, Rule
+from keras_groupopt.rules import fields
 from keras_groupopt.rules.radam import RAdam
 
 OWN_RULES: dict[str, type] = {"radam": RAdam}
@@ -96,7 +97,7 @@ def lift_instance(group: Group) -> Group:
         _check_not_twice(group, moved)
         _check_decays(rule.arguments, group)
         group = dataclasses.replace(group, rule=dataclasses.replace(rule, arguments=kept), **moved)
-        make_rule(group.rule, 0.0, group.where)
+        check_rule(group.rule, group.where)
         return group
     instance = rule.target
     for name, place in WHOLE_ONLY.items():
@@ -132,7 +133,20 @@ def lift_instance(group: Group) -> Group:
     _check_decays(config, group)
     moved["learning_rate"] = declared
     plain = Rule(type_of(instance), _explicit_arguments(config, instance), config, instance)
+    check_rule(plain, group.where)
     return dataclasses.replace(group, rule=plain, **moved)
+
+
+def check_rule(rule: Rule, where: str) -> None:
+    """Makes a rule once, to see that its class takes its arguments, schedules among them.
+
+    Raises:
+        ValueError: If it does not, or if a schedule drives nothing.
+        TypeError: If a schedule stands where the rule needs a number.
+    """
+    make_rule(rule, 0.0, where)
+    parameters = _parameters(rule_class(rule, where))
+    fields.check_fields(rule, lambda: make_rule(rule, 0.0, where), parameters, where)
 
 
 def rule_of(instance: Any) -> Rule:
@@ -210,10 +224,12 @@ def make_rule(rule: Rule, learning_rate: float | Callable[[], Any], where: str) 
     """
     cls = rule_class(rule, where)
     if rule.config is not None:
-        optimizer = cls.from_config({**rule.config, "learning_rate": learning_rate})
+        numbers = fields.with_numbers(rule.config)
+        optimizer = cls.from_config({**numbers, "learning_rate": learning_rate})
     else:
+        numbers = fields.with_numbers(rule.arguments)
         try:
-            optimizer = cls(learning_rate=learning_rate, **rule.arguments)
+            optimizer = cls(learning_rate=learning_rate, **numbers)
         except (TypeError, ValueError) as error:
             raise type(error)(
                 f"`rule` must get arguments that {cls.__name__} takes. Received: {rule!r} in "

@@ -1,1 +1,22 @@
-"""Learning-rate schedules that Keras lacks."""
+"""Values over optimizer steps that Keras lacks: for rates, ratios, decays and momentums.
+
+Each equals the scheduler of torch that its docstring names, step by step. Keras has
+`ExponentialDecay`, `CosineDecay`, `CosineDecayRestarts`, `InverseTimeDecay` and
+`PiecewiseConstantDecay`, which combine with these.
+"""
+
+from keras_groupopt.schedules.base import Schedule as Schedule
+from keras_groupopt.schedules.combined import SWA as SWA
+from keras_groupopt.schedules.combined import Chained as Chained
+from keras_groupopt.schedules.combined import Scaled as Scaled
+from keras_groupopt.schedules.combined import Sequential as Sequential
+from keras_groupopt.schedules.combined import Warmup as Warmup
+from keras_groupopt.schedules.cycles import Cyclic as Cyclic
+from keras_groupopt.schedules.cycles import OneCycle as OneCycle
+from keras_groupopt.schedules.decays import Linear as Linear
+from keras_groupopt.schedules.decays import Polynomial as Polynomial
+from keras_groupopt.schedules.decays import WarmupStableDecay as WarmupStableDecay
+from keras_groupopt.schedules.functions import Lambda as Lambda
+from keras_groupopt.schedules.steps import MultiStep as MultiStep
+from keras_groupopt.schedules.steps import Step as Step
+from keras_groupopt.schedules.unfreezing import UnfreezeAt as UnfreezeAt

@@ -7,10 +7,11 @@ from typing import Any
 import keras
 
 from keras_groupopt.arguments import check_number
+from keras_groupopt.schedules.base import Schedule
 
 
 @keras.saving.register_keras_serializable(package="keras_groupopt")
-class ConstantRate(keras.optimizers.schedules.LearningRateSchedule):
+class ConstantRate(Schedule):
     """The same rate at every optimizer step: `learning_rate(t) = rate`.
 
     Args:
@@ -25,16 +26,21 @@ class ConstantRate(keras.optimizers.schedules.LearningRateSchedule):
     0.0001
     """
 
+    arguments = ("rate",)
+
     def __init__(self, rate: float) -> None:
         self.rate = check_number("rate", rate, where="ConstantRate")
 
-    def __call__(self, step: Any) -> Any:
-        """Returns the rate, a float32 scalar, whatever the step."""
+    def at(self, step: Any) -> Any:
+        """Returns the rate, whatever the step."""
         return keras.ops.convert_to_tensor(self.rate, dtype="float32")
 
-    def get_config(self) -> dict[str, Any]:
-        """Returns the constructor's arguments."""
-        return {"rate": self.rate}
+    def end(self) -> int:
+        """Returns 0: the value never changes."""
+        return 0
+
+    def length(self) -> None:
+        """Returns `None`: it suits a run of any length."""
 
 
 def constant(rate: float) -> ConstantRate:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from keras_groupopt import hyperparameters
+from keras_groupopt import hyperparameters, registered
 from keras_groupopt.arguments import check_scalar
 from keras_groupopt.groups import as_exclusion
 from keras_groupopt.plan import describe_scalar
@@ -229,7 +229,7 @@ class GradientRule:
             config[name] = selector.get_config(catalog) if found else []
         where = f"of {type(self).__name__}"
         for name, declared in self._declared.items():
-            config[name] = hyperparameters.serialize_scalar(declared, f"{name} {where}")
+            config[name] = registered.serialize_scalar(declared, f"{name} {where}")
         return {**config, "current": self.current} if self.current else config
 
     @classmethod
@@ -242,9 +242,7 @@ class GradientRule:
                 arguments[name] = Selector.from_config(arguments[name])
         for name, value in arguments.items():
             if isinstance(inspect.getattr_static(cls, name, None), Hyperparameter):
-                arguments[name] = hyperparameters.deserialize_scalar(
-                    value, f"{name} of {cls.__name__}"
-                )
+                arguments[name] = registered.deserialize_scalar(value, f"{name} of {cls.__name__}")
         rule = cls(**arguments)
         rule._current = dict(current)
         return rule

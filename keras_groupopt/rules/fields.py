@@ -1,0 +1,179 @@
+"""Scalar arguments of a rule that are schedules over optimizer steps: `rule("adam", beta_1=...)`.
+
+A rule keeps its arguments as attributes, which it reads when it updates. Those that are schedules
+hold the schedule's first value while the rule is made, and its present value during a step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_groupopt import kernels
+from keras_groupopt.arguments import is_schedule
+from keras_groupopt.groups import Rule
+
+Tensor = Any
+
+# Shapes that some rules treat apart.
+_SHAPES = ((2, 2), (2,), (2, 2, 2))
+# While a step is being compiled a schedule gives no number.
+_first_values: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+
+
+def scheduled(rule: Rule) -> dict[str, Any]:
+    """Returns the arguments of a rule that are schedules, by name."""
+    given = rule.arguments if rule.config is None else rule.config
+    return {name: value for name, value in given.items() if is_schedule(value)}
+
+
+def with_numbers(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns arguments with each schedule replaced by its first value."""
+    return {
+        name: first_value(value) if is_schedule(value) else value
+        for name, value in arguments.items()
+    }
+
+
+def first_value(schedule: Any) -> float:
+    """Returns a schedule's value at step 0."""
+    if schedule not in _first_values:
+        _first_values[schedule] = float(kernels.on_host(schedule(0)))
+    return _first_values[schedule]
+
+
+class ScheduledFields:
+    """The arguments of one made rule that follow schedules.
+
+    Args:
+        instance: The rule, made with the first value of each.
+        schedules: The schedules by argument.
+    """
+
+    def __init__(self, instance: Any, schedules: Mapping[str, Any]) -> None:
+        self._instance = instance
+        self._schedules = dict(schedules)
+        self._numbers = {name: getattr(instance, name) for name in schedules}
+
+    @contextlib.contextmanager
+    def at(self, step: Tensor) -> Iterator[None]:
+        """Gives each its value at `step` within the context.
+
+        Args:
+            step: The optimizer step, an integer scalar.
+        """
+        values = {
+            name: ops.cast(schedule(step), "float32") for name, schedule in self._schedules.items()
+        }
+        try:
+            self._set(values)
+            yield
+        finally:
+            # A traced value must not outlive its trace.
+            self._set(self._numbers)
+
+    def _set(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            # Keras would look for state in what is set.
+            object.__setattr__(self._instance, name, value)
+
+
+def check_fields(
+    rule: Rule, make: Any, parameters: Mapping[str, inspect.Parameter], where: str
+) -> None:
+    """Tries the schedules of a rule on small variables, as a compiled step would.
+
+    Args:
+        rule: The rule.
+        make: Returns a new optimizer for it.
+        parameters: What its class takes.
+        where: The group's name, for errors.
+
+    Raises:
+        ValueError: If the rule does not read one while it updates, so that it would drive nothing.
+        TypeError: If the rule needs a number there.
+    """
+    schedules = scheduled(rule)
+    if not schedules:
+        return
+    instance = make()
+    for name, schedule in schedules.items():
+        if not hasattr(instance, name):
+            raise ValueError(_drives_nothing(rule, name, schedule, where))
+        number = getattr(instance, name)
+        default = parameters[name].default if name in parameters else number
+        if isinstance(default, bool) or not isinstance(number, (int, float)):
+            raise TypeError(_not_scheduled(rule, name, schedule, where, "it is no quantity"))
+    read: set[str] = set()
+    for shape in _SHAPES:
+        read |= _fields_read(make, schedules, shape, rule, where)
+    for name, schedule in schedules.items():
+        if name not in read:
+            raise ValueError(_drives_nothing(rule, name, schedule, where))
+
+
+def _fields_read(
+    make: Any, schedules: Mapping[str, Any], shape: tuple[int, ...], rule: Rule, where: str
+) -> set[str]:
+    read: set[str] = set()
+
+    def one_step(scheduled: Mapping[str, Any]) -> None:
+        variable = keras.Variable(np.full(shape, 0.5, "float32"))
+        instance = make()
+        instance.build([variable])
+        _watch(instance, frozenset(schedules), read)
+        fields = ScheduledFields(instance, scheduled)
+        read.clear()
+
+        def step(count: Tensor) -> None:
+            with fields.at(count):
+                instance.apply([ops.full(shape, 0.5)], [variable])
+
+        kernels.trace(step)
+
+    try:
+        one_step({})
+    except Exception:
+        # Not a shape for this rule.
+        return set()
+    for name, schedule in schedules.items():
+        try:
+            one_step({name: schedule})
+        except Exception as error:
+            reason = str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
+            raise TypeError(_not_scheduled(rule, name, schedule, where, reason)) from error
+    return read
+
+
+def _watch(instance: Any, names: frozenset[str], read: set[str]) -> None:
+    """Notes which of some attributes are read."""
+    cls: Any = type(instance)
+
+    def get(self: Any, name: str) -> Any:
+        if name in names:
+            read.add(name)
+        return cls.__getattribute__(self, name)
+
+    object.__setattr__(instance, "__class__", type(cls.__name__, (cls,), {"__getattribute__": get}))
+
+
+def _drives_nothing(rule: Rule, name: str, schedule: Any, where: str) -> str:
+    return (
+        f"A schedule must drive something. Received: {name}={type(schedule).__name__}(...) in "
+        f"{where}, whose rule {rule.label!r} does not read `{name}` when it updates. Give a "
+        "number."
+    )
+
+
+def _not_scheduled(rule: Rule, name: str, schedule: Any, where: str, reason: str) -> str:
+    return (
+        f"`{name}` must be a number for the rule {rule.label!r}. Received: "
+        f"{name}={type(schedule).__name__}(...) in {where}: {reason}."
+    )

@@ -1,0 +1,161 @@
+"""`optimizer.freeze_to(n)`, in fastai's sense."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+
+import keras_groupopt as kgo
+
+X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+Y = np.random.default_rng(1).normal(size=(32, 2)).astype("float32")
+
+
+def compiled(groups=None, **options):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(5, name="stem"),
+            keras.layers.BatchNormalization(name="norm"),
+            keras.layers.Dense(3, name="body"),
+            keras.layers.Dense(2, name="head"),
+        ]
+    )
+    # Declared from the top down: the model's order counts.
+    groups = groups or {"head": "head", "body": "body", "stem": ["stem", "norm"]}
+    options = {"rule": "adam", "learning_rate": 0.01, "global_clipnorm": 0.1} | options
+    model.compile(optimizer=kgo.GroupedOptimizer(groups, model=model, **options), loss="mse")
+    return model
+
+
+def values(model):
+    return {v.path: keras.ops.convert_to_numpy(v) for v in model.weights}
+
+
+def moved_layers(model, **options):
+    before = values(model)
+    model.fit(X, Y, batch_size=16, verbose=0, shuffle=False, **options)
+    after = values(model)
+    return {path.split("/")[-2] for path in before if np.any(before[path] != after[path])}
+
+
+@pytest.mark.parametrize(
+    ("n", "trained"),
+    [
+        (-1, ["head"]),
+        (-2, ["body", "head"]),
+        (1, ["body", "head"]),
+        (0, ["stem", "body", "head"]),
+        (-3, ["stem", "body", "head"]),
+    ],
+)
+@pytest.mark.parametrize("built", [False, True])
+def test_only_the_last_groups_move(n, trained, built):
+    model = compiled()
+    if built:
+        model.fit(X, Y, verbose=0)
+    assert model.optimizer.freeze_to(n) == trained
+    # The statistics of BatchNorm are no business of an optimizer.
+    assert moved_layers(model) - {"norm"} == set(trained)
+    names = {v.path.split("/")[-2] for v in model.trainable_variables} - {"norm"}
+    assert names == set(trained)
+
+
+def test_frozen_groups_have_no_part_in_the_norm_and_keep_their_state():
+    model, head_only = compiled(rule="sgd"), compiled(rule="sgd")
+    model.optimizer.freeze_to(-1)
+    for name in ("stem", "body"):
+        head_only.get_layer(name).trainable = False
+    for variable in head_only.get_layer("norm").trainable_variables:
+        variable.trainable = False
+    other = kgo.GroupedOptimizer(rule="sgd", learning_rate=0.01, global_clipnorm=0.1)
+    head_only.compile(optimizer=other, loss="mse")
+    for each in (model, head_only):
+        each.fit(X, Y, batch_size=16, verbose=0, shuffle=False)
+    for one, two in zip(model.weights, head_only.weights, strict=True):
+        assert np.array_equal(*map(keras.ops.convert_to_numpy, (one, two)))
+
+    model = compiled()
+    model.fit(X, Y, verbose=0)
+
+    def moments():
+        state = model.optimizer.state_dict()["groups"]["body"]["body/kernel"]
+        return state["momentums"]
+
+    before = moments()
+    model.optimizer.freeze_to(-1)
+    model.fit(X, Y, verbose=0)
+    assert np.array_equal(before, moments())
+    model.optimizer.freeze_to(0)
+    assert moved_layers(model) == {"stem", "norm", "body", "head"}
+    assert not np.array_equal(before, moments())
+
+
+def test_a_callback_may_open_group_after_group():
+    model = compiled(ema=kgo.EMA(0.5))
+    opened = []
+
+    class Open(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch, logs=None):
+            opened.append(self.model.optimizer.freeze_to(-1 - epoch))
+
+    assert moved_layers(model, epochs=2, callbacks=[Open()]) - {"norm"} == {"body", "head"}
+    assert opened == [["head"], ["body", "head"]]
+
+
+def test_a_saved_model_is_frozen_as_it_was(tmp_path):
+    model = compiled()
+    model.fit(X, Y, verbose=0)
+    model.optimizer.freeze_to(-1)
+    model.fit(X, Y, verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert moved_layers(loaded) - {"norm"} == moved_layers(model) - {"norm"} == {"head"}
+    loaded.optimizer.bind(loaded)
+    for each in (model, loaded):
+        each.optimizer.freeze_to(0)
+        each.fit(X, Y, batch_size=16, verbose=0, shuffle=False)
+    for one, two in zip(model.weights, loaded.weights, strict=True):
+        assert np.array_equal(*map(keras.ops.convert_to_numpy, (one, two)))
+
+
+def test_what_others_froze_stays_frozen():
+    model = compiled({"head": "head", "stem": kgo.Group("stem", ["stem", "norm"], frozen=True)})
+    model.fit(X, Y, verbose=0)
+    next(v for v in model.get_layer("body").variables if v.name == "bias").trainable = False
+    assert model.optimizer.freeze_to(-1) == ["head"]
+    assert model.optimizer.freeze_to(0) == ["default", "head"]
+    assert not model.get_layer("body").bias.trainable
+    assert moved_layers(model) == {"norm", "body", "head"}
+
+
+def test_a_model_with_a_gradient_rule_can_be_frozen():
+    model = kgo.sharpness_aware(compiled(), kgo.SAM(0.05))
+    keras_optimizer = kgo.GroupedOptimizer({"head": "head"}, model=model, rule="sgd")
+    model.compile(optimizer=keras_optimizer, loss="mse")
+    model.fit(X, Y, verbose=0)
+    assert keras_optimizer.freeze_to(-1) == ["head"]
+    assert moved_layers(model) - {"norm"} == {"head"}
+    model.compile(optimizer=keras_optimizer, loss="mse")
+    assert moved_layers(model) - {"norm"} == {"head"}
+
+
+@pytest.mark.parametrize("n", [3, -4, 100])
+def test_a_group_that_is_not_there_is_refused(n):
+    model = compiled()
+    with pytest.raises(ValueError, match=r"`n` must leave a group .*: stem, body, head\."):
+        model.optimizer.freeze_to(n)
+    assert len(model.trainable_variables) == 8
+
+
+def test_it_needs_a_model_or_a_build():
+    with pytest.raises(ValueError, match="`freeze_to` needs a model"):
+        kgo.GroupedOptimizer().freeze_to(0)
+    with pytest.raises(TypeError, match="`n` must be an integer"):
+        compiled().optimizer.freeze_to("head")
+    model = compiled()
+    model.optimizer.freeze_to(-1)
+    with pytest.raises(ValueError, match=r"Call `optimizer.freeze_to\(0\)` first"):
+        model.optimizer.rebuild(model)

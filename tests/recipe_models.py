@@ -74,7 +74,7 @@ class Scale(layers.Layer):
         return x * self.gamma
 
 
-def vit(depth: int = 2, *, flat: bool = True, width: int = 4) -> keras.Model:
+def vit(depth: int = 2, *, flat: bool = True, dense: bool = False, width: int = 4) -> keras.Model:
     inputs = keras.Input((8, 8, 3))
     x = layers.Conv2D(width, 4, 4, name="patches")(inputs)
     x = Tokens(name="tokens")(layers.Reshape((4, width))(x))
@@ -83,7 +83,12 @@ def vit(depth: int = 2, *, flat: bool = True, width: int = 4) -> keras.Model:
             x = Block(name=f"block_{k}")(x)
             continue
         y = layers.LayerNormalization(name=f"block_{k}_norm1")(x)
-        x = x + layers.MultiHeadAttention(2, 2, name=f"block_{k}_attention")(y, y)
+        if dense:
+            q, k_, v = (layers.Dense(width, name=f"block_{k}_{name}")(y) for name in "qkv")
+            y = ops.dot_product_attention(*(layers.Reshape((5, 2, 2))(z) for z in (q, k_, v)))
+            x = x + layers.Dense(width, name=f"block_{k}_out")(layers.Reshape((5, width))(y))
+        else:
+            x = x + layers.MultiHeadAttention(2, 2, name=f"block_{k}_attention")(y, y)
         y = layers.LayerNormalization(name=f"block_{k}_norm2")(x)
         y = layers.Dense(2 * width, activation="gelu", name=f"block_{k}_mlp1")(y)
         x = x + layers.Dense(width, name=f"block_{k}_mlp2")(y)

@@ -90,12 +90,13 @@ def levels(pairs, model):
     ("model", "expected"),
     [
         (lambda: models.vit(4), VIT),
+        (lambda: models.vit(4, dense=True), VIT),
         (lambda: models.vit(4, flat=False), VIT),
         (models.convnext, CONVNEXT),
         (models.resnet, RESNET18),
         (models.vgg, VGG11),
     ],
-    ids=["vit of ops", "vit of blocks", "convnext", "resnet", "vgg"],
+    ids=["vit", "vit of dense layers", "vit of blocks", "convnext", "resnet", "vgg"],
 )
 def test_ratios_are_the_scales_of_timm(model, expected):
     model = model()

@@ -201,6 +201,7 @@ def test_hidden_matrices_are_those_of_muon(build, options, expected):
     assert set(routes.values()) == {"muon", "adamw"}
 
 
+@pytest.mark.needs_keras("3.13", reason="the slots of Muon stand in dicts, without a name")
 def test_each_rule_keeps_the_state_that_is_its_own():
     inputs = keras.Input((6,), dtype="int32")
     x = layers.Embedding(10, 8, name="embedding")(inputs)
@@ -213,9 +214,9 @@ def test_each_rule_keeps_the_state_that_is_its_own():
     optimizer = kgo.GroupedOptimizer(groups, model=model, weight_decay=0.01)
     moved = changed(model, optimizer, 2)
     assert all(moved.values())
-    kept = [v.path.split("/", 1)[1] for v in optimizer.variables]
-    first = {path.removesuffix("/momentums") for path in kept if path.endswith("/momentums")}
-    second = {path.rsplit("/", 1)[0] for path in kept if path.endswith("velocities")}
+    kept = [v.path.split("/", 1)[1].rpartition("/") for v in optimizer.variables]
+    first = {owner for owner, _, slot in kept if "momentum" in slot}
+    second = {owner for owner, _, slot in kept if "velocit" in slot}
     assert first - second == {"muon/after_embedding/kernel"}
     assert second == {f"adamw/{path}" for path in moved} - {"adamw/after_embedding/kernel"}
 

@@ -69,8 +69,9 @@ class Call:
 
     @property
     def has_attention(self) -> bool:
-        """Whether a layer in it is an attention, by its class."""
-        return any("Attention" in type(part).__name__ for part in self._parts())
+        """Whether it, or a layer in it, is an attention, by its class."""
+        parts = (self.operation, *self._parts())
+        return any("Attention" in type(part).__name__ for part in parts)
 
     @property
     def is_dense(self) -> bool:

@@ -43,7 +43,7 @@ def muon_with_adamw(
             layer or list of these; `()` for none.
         adamw: What else AdamW shall train, such as the projection of patches: likewise.
         muon_ratio: Muon's rate over the base rate, a number >= 0 or a schedule. Default 1, which
-            suits Keras' Muon, as it scales its steps to those of AdamW.
+            suits a Muon whose steps are scaled to those of AdamW, as Keras' are by `rms_rate`.
         muon_arguments: Arguments of `keras.optimizers.Muon`, a dict.
         adamw_arguments: Arguments of `keras.optimizers.AdamW`, a dict.
 

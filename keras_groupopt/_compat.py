@@ -43,6 +43,7 @@ __all__ = [
     "optimizer_map_of",
     "own_variables",
     "place_in",
+    "rate_variable",
     "redirect_updates",
     "register_variables",
     "replace_built_variables",
@@ -190,6 +191,15 @@ def skip_step(rule: Any) -> None:
         step = keras.ops.cast(rule.iterations + 1, product.dtype)
         rule.assign(product, product * rule.beta_1 * (1.0 - 0.5 * keras.ops.power(0.96, step)))
     rule.iterations.assign_add(1)
+
+
+def rate_variable(optimizer: Any) -> Any:
+    """Returns the variable that holds an optimizer's rate, or `None` where it is computed.
+
+    `optimizer.learning_rate` computes it, which a schedule may not be ready for.
+    """
+    rate = optimizer._learning_rate
+    return rate if isinstance(rate, keras.Variable) else None
 
 
 def redirect_updates(rule: Any, around: Any) -> None:

@@ -16,6 +16,7 @@ from keras_groupopt.declaration import Declaration
 from keras_groupopt.gradient_state import Wanted
 from keras_groupopt.group_parts import overwritten_by_gradient
 from keras_groupopt.parts import Parts
+from keras_groupopt.run_length import is_needed
 
 
 class Binding:
@@ -116,6 +117,8 @@ class Binding:
         """Whether nothing but a gradient rule's state could come out otherwise in a rebuild."""
         parts = self._parts
         if parts is None or parts.plan.provisional or self._declaration.pending is not None:
+            return False
+        if is_needed(self._with_gradient_rule(parts.plan)) != (parts.run_length is not None):
             return False
         present = walk.describe_model(model)
         own = [id(variable) for variable in model.trainable_variables]

@@ -29,6 +29,10 @@ class Declaration:
         # How many groups `freeze_to` froze, and the identities of the variables it froze.
         self.frozen_to = 0
         self.held: set[int] = set()
+        # The length of the run, where it was set before the build.
+        self.total_steps: int | None = None
+        # The identities of schedules that were said to be shorter than the run.
+        self.said_short: set[int] = set()
         # What the gradient rule of the model asks to be kept.
         self.gradient_rule: Wanted | None = None
         # What steps are to measure.
@@ -67,7 +71,8 @@ class Declaration:
 
 def check_base(learning_rate: Any, groups: Sequence[Any]) -> Any:
     """Returns the base rate: a float, a schedule or a function."""
-    if isinstance(learning_rate, (list, tuple, Mapping)) or getattr(learning_rate, "shape", None):
+    shape = None if is_schedule(learning_rate) else getattr(learning_rate, "shape", None)
+    if isinstance(learning_rate, (list, tuple, Mapping)) or shape:
         names = ", ".join(group.name for group in groups)
         raise ValueError(
             "`learning_rate` must be one base rate. Received: "

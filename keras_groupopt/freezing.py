@@ -50,8 +50,8 @@ class Freezing:
         >>> optimizer = kgo.GroupedOptimizer({"backbone": "backbone", "head": "head"}, model=model)
         >>> optimizer.freeze_to(-1)
         ['head']
-        >>> [variable.path for variable in model.trainable_variables]
-        ['head/kernel', 'head/bias']
+        >>> [layer.name for layer in model.layers if layer.trainable_variables]
+        ['head']
         >>> optimizer.freeze_to(0)
         ['backbone', 'head']
 

@@ -17,6 +17,7 @@ from keras_groupopt import (
     finiteness,
     kernels,
     resolve,
+    run_length,
     state,
     step,
     wording,
@@ -232,7 +233,7 @@ class GroupedOptimizer(
             return False
         model = self._declaration.live_model(required=False)
         if model is None:
-            return True
+            return self._may_know_length()
         known = self._trainable_variables_indices
         places = [known.get(self._var_key(variable)) for variable in model.trainable_variables]
         return None not in places and self._in_order(places)
@@ -256,6 +257,8 @@ class GroupedOptimizer(
         """
         variables = list(variables)
         if self._is_built:
+            if not self._may_know_length():
+                raise ValueError(run_length.NO_MODEL)
             positions = self._positions(variables)
             if not self._in_order(positions):
                 raise ValueError(
@@ -285,9 +288,24 @@ class GroupedOptimizer(
         config.warn_about_variables(plan, variables)
         _compat.register_variables(self, super().build, variables)
         parts.set_scalars(self._declaration.current)
+        if parts.run_length is not None and self._declaration.total_steps is not None:
+            parts.run_length.variable.assign(self._declaration.total_steps)
         self._layout.stand_for(parts.digest)
         self._parts = parts
         self._hold(parts)
+
+    def _live_model(self) -> Any:
+        return self._declaration.live_model(required=False)
+
+    def _may_know_length(self) -> bool:
+        """Whether schedules that end with the run may learn where that is."""
+        declaration, parts = self._declaration, self._parts
+        if declaration.total_steps is not None or declaration.model is not None:
+            return True
+        if parts is None:
+            # A file may hold it.
+            return declaration.records is not None
+        return parts.run_length is None or not parts.run_length.is_unknown
 
     def _make_parts(self, plan: planning.Plan, variables: list[Any]) -> Parts:
         # A build that fails leaves nothing behind: what may fail comes before what is kept.
@@ -296,6 +314,11 @@ class GroupedOptimizer(
             parts = Parts(
                 plan, variables, declaration.live_model(required=False), declaration.gradient_rule
             )
+            if run_length.is_needed(plan):
+                steps = plan.defaults.gradient_accumulation_steps
+                parts.run_length = run_length.RunLength(self._live_model, steps)
+                if not self._may_know_length():
+                    raise ValueError(run_length.NO_MODEL)
             for planned in plan.groups:
                 if planned.group.rule is not None:
                     registry.claim_instance(planned.group.rule, self, planned.group.where)
@@ -362,13 +385,21 @@ class GroupedOptimizer(
         # Neither AutoGraph nor `torch.compile` can read an annotation here.
         missing = []  # type: ignore[var-annotated]
 
+        end = run_length.of_fit(
+            self._declaration.live_model(required=False), self.gradient_accumulation_steps
+        )
+        if end is not None:
+            run_length.warn_if_shorter(parts.plan, end, self._declaration.said_short)
+
         def step_on_device(sums: list[Tensor | None], samples: Tensor | None) -> None:
-            with keras.name_scope(self.name):
+            with keras.name_scope(self.name), parts.in_run(self._iterations):
                 reach = parts.within_reach(positions)
                 routed = step.route(parts, sums, positions, reach)
                 parts.note_gradients(routed.indices)
                 own = [parts.variables[position] for position in reach]
                 changing = [*self.changing_variables, *own]
+                if parts.run_length is not None:
+                    parts.run_length.keep(self._iterations)
                 step.step(parts, routed, self._settings(samples), changing)
             missing[:] = routed.paths
 
@@ -406,7 +437,8 @@ class GroupedOptimizer(
         window, variables = parts.window, [*self.changing_variables, *self._trainable_variables]
 
         def flush_on_device(none: list[Tensor]) -> None:
-            step.flush(parts, window, self._settings(None), variables)
+            with parts.in_run(self._iterations):
+                step.flush(parts, window, self._settings(None), variables)
 
         kernels.over_replicas(flush_on_device, [], variables)
         return True

@@ -12,6 +12,7 @@ of what a replica runs. A wrapper that gives a schedule only a part of the run n
 from __future__ import annotations
 
 import math
+import numbers
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -44,9 +45,9 @@ class horizon:  # noqa: N801 - it is used as a function
     """
 
     def __init__(self, total: Any) -> None:
-        self.total = total
-        if isinstance(total, (int, float)):
-            self.total = check_count("total", total, 1, where="horizon")
+        if isinstance(total, numbers.Real):
+            total = check_count("total", total, 1, where="horizon")
+        self.total: Any = total
         self._outer: list[Any] = []
 
     def __enter__(self) -> horizon:

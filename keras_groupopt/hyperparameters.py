@@ -11,8 +11,11 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_groupopt import curves, kernels
 from keras_groupopt.arguments import check_number, is_schedule
 from keras_groupopt.plan import describe_scalar
+
+curves.set_compiler(kernels.compiled)
 
 
 class Scalar:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from keras_groupopt import averaging, kernels
@@ -15,6 +17,7 @@ from keras_groupopt.measures import Measures
 from keras_groupopt.memory import bytes_of
 from keras_groupopt.naming import plain_names
 from keras_groupopt.plan import Plan
+from keras_groupopt.run_length import RunLength
 
 Tensor = Any
 
@@ -36,6 +39,7 @@ class Parts:
         self.window = None if steps is None else Window(steps)
         self.averages = None if defaults.ema is None else Averages(defaults.ema)
         self.guard = None if defaults.on_nonfinite == "propagate" else Guard()
+        self.run_length: RunLength | None = None
         self.variables = list(variables)
         prefixes = plain_names(planned.name for planned in plan.groups)
         self.groups = [
@@ -68,13 +72,23 @@ class Parts:
 
     def make_variables(self, optimizer: Any) -> None:
         """Makes what the outer optimizer owns, once nothing can fail any more."""
-        for own in (self.guard, self.window, self.averages):
+        for own in (self.guard, self.window, self.averages, self.run_length):
             if own is not None:
                 own.make_variables(optimizer)
         for group in self.groups:
             group.make_variables(optimizer, self.averages is not None, self.window is not None)
         if self.gradient_state is not None:
             self.gradient_state.make_variables(optimizer, self.moving)
+
+    def in_run(self, iterations: Any) -> AbstractContextManager[Any]:
+        """Returns a block in which schedules may be called that end with the run.
+
+        Args:
+            iterations: The optimizer steps done.
+        """
+        if self.run_length is None:
+            return contextlib.nullcontext()
+        return self.run_length.in_run(iterations)
 
     @property
     def moving(self) -> list[Any]:
@@ -205,6 +219,8 @@ class Parts:
         if self.window is not None:
             found["@micro_batches"] = self.window.count
             found["@accumulated_weight"] = self.window.weight
+        if self.run_length is not None:
+            found["@total_steps"] = self.run_length.variable
         if self.averages is not None:
             found.update(self.averages.entries())
         for group in self.groups:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from keras_groupopt import curves
 from keras_groupopt.arguments import is_schedule
 from keras_groupopt.base_rate import FromBase
 from keras_groupopt.bindings import ScheduleBinding, bindings
@@ -15,6 +16,7 @@ from keras_groupopt.groups import Anchor, Group
 from keras_groupopt.ratios import Ratio
 from keras_groupopt.selectors import Selector
 from keras_groupopt.views import compare as compare_view
+from keras_groupopt.views import curves as curves_view
 from keras_groupopt.views import html as html_view
 from keras_groupopt.views import table as table_view
 
@@ -103,8 +105,9 @@ class PlannedGroup:
 class Plan:
     """Which variable is in which group, and how each group is trained.
 
-    Every trainable variable is in exactly one group. `plan.summary()` prints it, `plan.to_dict()`
-    gives plain JSON, `plan.compare(other)` lists differences, and notebooks show it as HTML.
+    Every trainable variable is in exactly one group. `plan.summary()` prints it, `plan.plot(steps)`
+    draws its rates, `plan.to_dict()` gives plain JSON, `plan.compare(other)` lists differences, and
+    notebooks show it as HTML.
 
     Args:
         groups: The groups, in the order of declaration; the rest comes last.
@@ -171,14 +174,55 @@ class Plan:
             "groups": [_group_dict(planned, defaults) for planned in self.groups],
         }
 
-    def summary(self, **options: Any) -> None:
+    def summary(self, at: Any = None, steps: int | None = None, **options: Any) -> None:
         """Prints the plan as a table in the look of `model.summary()`.
 
         Args:
+            at: Points at which to print each group's rate as well: floats in [0, 1], shares of the
+                run, and integers, optimizer steps.
+            steps: Optimizer steps of the run. Default: the step at which the last schedule of the
+                plan ends. Schedules with `total_steps="fit"` end there.
             **options: `expand` (`True` or names of groups: list their variables), `line_length`,
                 `print_fn`, `console` (a `rich.console.Console`).
+
+        Raises:
+            ValueError: If a point or an option is out of range, or `steps` is needed and not given.
+            TypeError: If a point is no number.
         """
-        table_view.summary(self.to_dict(), **options)
+        if at is None:
+            if steps is not None:
+                raise ValueError(
+                    f"`steps` must come with `at`. Received: steps={steps!r} alone. Pass "
+                    "`at=[0, 0.25, 0.5, 1.0]` to print rates over a run of that length."
+                )
+            rates = None
+        else:
+            places, shares, total = curves.points_of(at, self, steps)
+            rates = curves.curves(self, places, total, shares)
+        table_view.summary(self.to_dict(), rates=rates, **options)
+
+    def plot(self, steps: int | None = None, path: Any = None, log: bool | None = None) -> Any:
+        """Draws each group's rate over a run, with ratios, decays and momentums that there are.
+
+        Needs matplotlib: `pip install keras-groupopt[plots]`. Rates are as declared: what a
+        callback will set is not known before.
+
+        Args:
+            steps: Optimizer steps of the run. Default: the step at which the last schedule of the
+                plan ends. Schedules with `total_steps="fit"` end there.
+            path: A file to write the picture to, of the format that its ending says.
+            log: Whether rates and ratios are on a logarithmic scale. Default: where the highest of
+                two groups differ by more than a factor of 100.
+
+        Returns:
+            A `matplotlib.figure.Figure`, which no window shows.
+
+        Raises:
+            ImportError: If matplotlib is not installed.
+            ValueError: If `steps` is needed and not given, or smaller than 1.
+            TypeError: If it is no integer.
+        """
+        return curves_view.figure(curves.sampled(self, curves.run_length(self, steps)), path, log)
 
     def compare(self, other: Plan) -> compare_view.PlanDifference:
         """Returns what differs in `other`; the result is falsy when nothing does."""

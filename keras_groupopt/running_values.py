@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
 from keras import ops
 
-from keras_groupopt import finiteness, kernels
-from keras_groupopt.arguments import check_number
+from keras_groupopt import _compat, finiteness, kernels, run_length
+from keras_groupopt.arguments import check_count, check_number
+from keras_groupopt.declaration import Declaration
+from keras_groupopt.horizon import horizon
 from keras_groupopt.parts import Parts
 
 Tensor = Any
@@ -18,6 +21,7 @@ class RunningValues:
     """The part of `GroupedOptimizer` that reads and sets values of a run."""
 
     on_nonfinite: str
+    _declaration: Declaration
     _parts: Parts | None
     _learning_rate: Any
     _iterations: Any
@@ -26,11 +30,12 @@ class RunningValues:
     @property
     def learning_rate(self) -> Any:
         """The base rate, per optimizer step. Groups follow it by their ratios."""
-        return self._get_current_learning_rate()
+        with self.in_run():
+            return self._get_current_learning_rate()
 
     @learning_rate.setter
     def learning_rate(self, learning_rate: Any) -> None:
-        if not isinstance(self._learning_rate, keras.Variable):
+        if _compat.rate_variable(self) is None:
             raise TypeError(
                 "The base `learning_rate` is a schedule or a function and cannot be set. "
                 f"Received: learning_rate={learning_rate!r}. Make the optimizer with a number "
@@ -54,7 +59,46 @@ class RunningValues:
         parts = self._built_parts("learning_rates")
         base = ops.cast(self.learning_rate, "float32")
         at = ops.convert_to_tensor(self._iterations)
-        return {group.name: group.rate(base, at) for group in parts.groups if not group.frozen}
+        with self.in_run():
+            return {group.name: group.rate(base, at) for group in parts.groups if not group.frozen}
+
+    def in_run(self) -> AbstractContextManager[Any]:
+        """Returns a block in which schedules may be called that end with the run."""
+        return nullcontext() if self._parts is None else self._parts.in_run(self._iterations)
+
+    @property
+    def total_steps(self) -> Any:
+        """The optimizer steps of the run, for schedules with `total_steps="fit"`; an integer.
+
+        0 while it is not known: the first `fit` that trains tells it, and it is kept and saved.
+        Set it where there is no `fit`, or to let a further `fit` stretch the schedules.
+        """
+        length = None if self._parts is None else self._parts.run_length
+        return (self._declaration.total_steps or 0) if length is None else length.variable
+
+    @total_steps.setter
+    def total_steps(self, total_steps: int) -> None:
+        total = check_count("total_steps", total_steps, 1, where="GroupedOptimizer")
+        self._declaration.total_steps = total
+        if self._parts is None:
+            return
+        if self._parts.run_length is None:
+            raise ValueError(
+                '`total_steps` is for schedules with total_steps="fit". Received: '
+                f"total_steps={total_steps!r} for an optimizer without one."
+            )
+        self._parts.run_length.variable.assign(total)
+
+    def check_run_length(self, end: int) -> None:
+        """Warns, once for each, of schedules made for fewer steps than the run has.
+
+        Args:
+            end: The optimizer step at which the run ends.
+        """
+        parts = self._built_parts("check_run_length")
+        total = None if parts.run_length is None else kernels.on_host(parts.run_length.variable)
+        with horizon(total or None):
+            run_length.warn_if_shorter(parts.plan, end, self._declaration.said_short)
 
     def set_learning_rate_ratio(self, group: str, ratio: float) -> None:
         """Sets the ratio of a group, from the next step on, without a retrace.

@@ -231,6 +231,15 @@ def test_a_schedule_asked_to_ends_with_the_run(make, end):
         np.testing.assert_allclose(values(traced(fitted), range(33)), expected, rtol=2e-6)
 
 
+@pytest.mark.parametrize(("make", "end"), FITTED)
+def test_a_run_too_short_to_be_refused_in_a_compiled_step_has_finite_values(make, end):
+    del end
+    with horizon(keras.ops.convert_to_tensor(2, "int32")):
+        found = values(make("fit"), range(33))
+    assert np.all(np.isfinite(found))
+    assert np.all((found >= 0) & (found <= 1))
+
+
 @pytest.mark.backends("torch", reason="torch.compile")
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`:UserWarning")
 def test_torch_compiles_a_step_with_its_run_as_one_graph():
@@ -273,8 +282,9 @@ def test_it_is_known_whether_a_schedule_ends_with_the_run(schedule, needs):
 def test_a_run_within_a_run_has_its_own_length_and_gives_the_other_back():
     schedule = Linear(1.0, "fit")
     with horizon(10):
-        with horizon(2):
+        with horizon(np.int64(2)):
             assert float(schedule(1)) == 0.5
+            assert end_of(schedule) == 2
         with pytest.raises(ZeroDivisionError), horizon(4):
             1 / 0  # noqa: B018
         assert float(schedule(1)) == np.float32(0.9)

@@ -116,13 +116,17 @@ class GroupLogger(keras.callbacks.Callback):
         self.ema_momentum = bool(ema_momentum)
         self.gradient_rule = bool(gradient_rule)
         self._raises = False
+        self._begun = False
         self._skipped_before = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the optimizer against the model."""
+        self._begun = False
         outer = self.model.optimizer
         optimizer = unwrap(outer)
-        if not hasattr(optimizer, "learning_rate"):
+        grouped = isinstance(optimizer, GroupedOptimizer)
+        # A schedule may not be ready to be read.
+        if not grouped and not hasattr(optimizer, "learning_rate"):
             raise TypeError(
                 "`GroupLogger` needs an optimizer with one `learning_rate`. Received: "
                 f"{type(optimizer).__name__}. Compile the model with a GroupedOptimizer."
@@ -134,7 +138,7 @@ class GroupLogger(keras.callbacks.Callback):
                 f"numbers. Received: {type(self.model).__name__}. Train "
                 "`kgo.sharpness_aware(model, kgo.SAM(0.05))`."
             )
-        if not isinstance(optimizer, GroupedOptimizer):
+        if not grouped:
             for name, what in _NEEDED.items():
                 if getattr(self, name):
                     raise TypeError(
@@ -164,7 +168,15 @@ class GroupLogger(keras.callbacks.Callback):
         optimizer.measure(*self._measured, model=self.model)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Starts the means of the epoch."""
+        """Starts the means of the epoch; says, once, which schedules end before the run."""
+        optimizer = unwrap(self.model.optimizer)
+        if isinstance(optimizer, GroupedOptimizer) and optimizer.built and not self._begun:
+            self._begun = True
+            batches = self.params.get("steps")
+            if batches:
+                left = (self.params["epochs"] - epoch) * batches
+                steps = left // (optimizer.gradient_accumulation_steps or 1)
+                optimizer.check_run_length(kernels.on_host(optimizer.iterations) + steps)
         if self._measured:
             unwrap(self.model.optimizer).reset_measurements()
 
@@ -180,10 +192,15 @@ class GroupLogger(keras.callbacks.Callback):
             return
         optimizer = unwrap(self.model.optimizer)
         logs["learning_rate"] = _as_float(optimizer.learning_rate)
+        if isinstance(optimizer, GroupedOptimizer):
+            with optimizer.in_run():
+                self._log(optimizer, epoch, logs)
+        elif self.gradient_rule:
+            logs.update(_numbers_of(self.model.gradient_rule, optimizer.iterations))
+
+    def _log(self, optimizer: GroupedOptimizer, epoch: int, logs: dict[str, Any]) -> None:
         if self.gradient_rule:
             logs.update(_numbers_of(self.model.gradient_rule, optimizer.iterations))
-        if not isinstance(optimizer, GroupedOptimizer):
-            return
         names = _log_names(optimizer)
         logs.update(_keyed("learning_rate", optimizer.learning_rates, names))
         means = optimizer.measurements() if self._measured else {}

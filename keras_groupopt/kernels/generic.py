@@ -81,6 +81,11 @@ def is_gone(variable: Any) -> bool:
     return False
 
 
+def compiled(schedule: Any) -> Callable[[int], Tensor]:
+    """Returns a schedule in the form that is fast to call at many steps on the host."""
+    return lambda step: schedule(step)
+
+
 def own(values: Sequence[Tensor]) -> list[Tensor]:
     """Returns values that an update cannot write through to the caller's."""
     return list(values)

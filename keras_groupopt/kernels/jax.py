@@ -28,6 +28,26 @@ def known(predicate: Tensor) -> bool | None:
     return None if isinstance(predicate, jax.core.Tracer) else bool(predicate)
 
 
+def compiled(schedule: Any) -> Callable[[int], Tensor]:
+    """Compiles it, as JAX traces each condition of Keras' schedules anew where they are not.
+
+    A schedule that asks for the step in Python is called as it is.
+    """
+    fast = jax.jit(lambda step: schedule(step))
+    traceable = True
+
+    def call(step: int) -> Tensor:
+        nonlocal traceable
+        if traceable:
+            try:
+                return fast(step)
+            except jax.errors.JAXTypeError:
+                traceable = False
+        return schedule(step)
+
+    return call
+
+
 def conditional(predicate: Tensor, body: Callable[[], None], variables: Sequence[Any]) -> None:
     """Runs `body` if `predicate` holds, within a step that is being compiled.
 

@@ -19,9 +19,9 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
     """A value over optimizer steps: the base of these schedules, and of one of your own.
 
     A subclass names its constructor's arguments in `arguments`, sets an attribute for each, and
-    computes the value in `at(step)` from `keras.ops`, without a Python `if` on the step. Calling,
-    saving and `total_steps="fit"` are then done. It drives whatever takes a schedule: a rate, a
-    ratio, a decay, a momentum.
+    computes the value in `at(step)` from `keras.ops`, without a Python `if` on the step. Calling and
+    saving are then done. Of an argument called `total_steps`, which may be `"fit"`, `total()` is
+    the number. It drives whatever takes a schedule: a rate, a ratio, a decay, a momentum.
 
     Args:
         arguments: A class attribute, the names of the constructor's arguments.
@@ -67,7 +67,8 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
             ValueError: If it is `"fit"`, outside of a run.
         """
         total = steps_in_force(getattr(self, "total_steps", None), type(self).__name__)
-        return total if isinstance(total, int) else ops.cast(total, "int32")
+        # A run that is too short for what comes first is refused only where it is a number.
+        return total if isinstance(total, int) else ops.maximum(ops.cast(total, "int32"), 1)
 
     def end(self) -> int | None:
         """Returns the step from which on the value stays, or `None` where it never does."""

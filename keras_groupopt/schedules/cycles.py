@@ -30,9 +30,9 @@ class OneCycle(Schedule):
 
     torch: `OneCycleLR(max_lr=peak_learning_rate, total_steps, pct_start=warmup_fraction,
     anneal_strategy=curve, three_phase)`; the defaults of the other two values are those of its
-    `div_factor` and `final_div_factor`. There each group has a `max_lr` of its own, and none keeps
-    its ratio; here a group's ratio multiplies the whole cycle. `OneCycle.momentum` is what torch
-    does to the momentum meanwhile.
+    `div_factor` and `final_div_factor`. There one number as `max_lr` replaces the rate of every
+    group, and their ratios are lost; here a group's ratio multiplies the whole cycle.
+    `OneCycle.momentum` is what torch does to the momentum meanwhile.
 
     Args:
         peak_learning_rate: The value at the top, a finite number >= 0.

@@ -77,6 +77,6 @@ def check_function(name: str, function: Any, where: str) -> Any:
             "A model with this schedule cannot be saved whole (`model.save`, ModelCheckpoint), "
             f"because `{name}` of {where} is the function {function!r}, which is not registered. "
             "Decorate it with `@keras.saving.register_keras_serializable()`.",
-            stacklevel=4,
+            stacklevel=3,
         )
     return function

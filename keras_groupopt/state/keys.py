@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import keras
-
-from keras_groupopt import gradient_state
+from keras_groupopt import _compat, gradient_state
 from keras_groupopt.parts import Parts
 
 ITERATIONS = "@iterations"
@@ -74,8 +72,9 @@ def is_adapter(path: str) -> bool:
 def entries_of(optimizer: Any, parts: Parts) -> dict[str, Any]:
     """Returns every variable to save, by key; each once."""
     own = {ITERATIONS: optimizer.iterations}
-    if isinstance(optimizer.learning_rate, keras.Variable):
-        own[LEARNING_RATE] = optimizer.learning_rate
+    base = _compat.rate_variable(optimizer)
+    if base is not None:
+        own[LEARNING_RATE] = base
     return own | parts.entries()
 
 

@@ -75,8 +75,9 @@ def protect_early(optimizer: Any) -> LayoutVariable:
     layout = LayoutVariable()
     _compat.set_path(layout, f"{_name(optimizer)}/@layout")
     _compat.set_path(optimizer.iterations, f"{_name(optimizer)}/{keys.ITERATIONS}")
-    if isinstance(optimizer.learning_rate, keras.Variable):
-        _compat.set_path(optimizer.learning_rate, f"{_name(optimizer)}/{keys.LEARNING_RATE}")
+    base = _compat.rate_variable(optimizer)
+    if base is not None:
+        _compat.set_path(base, f"{_name(optimizer)}/{keys.LEARNING_RATE}")
     return layout
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -286,9 +287,9 @@ class Attachment:
             is_due,
             scale,
         )
-        changed = one_per_variable(
-            f"What {type(self.rule).__name__} returns", self.rule.gradients(batch), batch.variables
-        )
+        with nullcontext() if self._optimizer is None else self._optimizer.in_run():
+            own = self.rule.gradients(batch)
+        changed = one_per_variable(f"What {type(self.rule).__name__} returns", own, batch.variables)
         changed = [
             _as(gradient, value) for gradient, value in zip(batch.gradients, changed, strict=True)
         ]

@@ -10,6 +10,7 @@ import keras
 
 from keras_groupopt import _compat
 from keras_groupopt.arguments import is_schedule
+from keras_groupopt.horizon import needs_horizon
 from keras_groupopt.training.attachment import Attachment
 from keras_groupopt.training.gradient_rule import GradientRule, SingleGradient, check_made
 
@@ -183,7 +184,7 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
     def _radius(self) -> float | None:
         """Returns `rho` at the last step done (the first before there is one), if scheduled."""
         rho = getattr(self.gradient_rule, "rho", None)
-        if not is_schedule(rho) or not self.compiled:
+        if not is_schedule(rho) or needs_horizon(rho) or not self.compiled:
             return None
         step = max(int(keras.ops.convert_to_numpy(self.optimizer.iterations)) - 1, 0)
         return float(keras.ops.convert_to_numpy(rho(step)))  # type: ignore[misc]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from rich.box import HEAVY_HEAD
 from rich.console import Console, RenderableType
@@ -11,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from keras_groupopt.views.curves import rate_rows
 from keras_groupopt.views.figures import (
     GroupFigures,
     Plan,
@@ -34,6 +36,7 @@ def summary(
     line_length: int | None = None,
     print_fn: Callable[[str], object] | None = None,
     console: Console | None = None,
+    rates: Mapping[str, Any] | None = None,
 ) -> None:
     """Prints a plan: one row a group, then totals and the settings that all groups share.
 
@@ -47,6 +50,8 @@ def summary(
             most. From 110 on, share, anchor and exclusions have columns of their own.
         print_fn: Called with each line as plain text, instead of printing.
         console: Where to print. Defaults to standard output, with colours in a terminal.
+        rates: What `keras_groupopt.curves.curves` returns: the rates of each group at some steps,
+            printed below.
 
     Raises:
         ValueError: If `expand` names no group, `line_length` is too small, or both `print_fn` and
@@ -99,12 +104,12 @@ def summary(
             color_system=None,
         )
         with plain.capture() as capture:
-            _Printer(plain, line_length).print_plan(figures, expanded)
+            _Printer(plain, line_length).print_plan(figures, expanded, rates)
         for line in capture.get().splitlines():
             print_fn(line.rstrip())
     else:
         console = console or Console(highlight=False)
-        _Printer(console, line_length).print_plan(figures, expanded)
+        _Printer(console, line_length).print_plan(figures, expanded, rates)
 
 
 def _expanded(
@@ -133,7 +138,12 @@ class _Printer:
         self.console = console
         self.width = line_length or min(console.width, _LARGEST)
 
-    def print_plan(self, figures: PlanFigures, expanded: Sequence[GroupFigures]) -> None:
+    def print_plan(
+        self,
+        figures: PlanFigures,
+        expanded: Sequence[GroupFigures],
+        rates: Mapping[str, Any] | None,
+    ) -> None:
         self.print_text((figures.title, "bold"))
         wide = self.width >= _WIDE
         self.print(self.wide_table(figures) if wide else self.narrow_table(figures))
@@ -148,6 +158,32 @@ class _Printer:
             title = (f'Group: "{group.name}"', "bold")
             self.print_text(title, (f" claims {group.selector}", "dim"))
             self.print(self.variables_table(group))
+        if rates is not None:
+            self.console.print()
+            self.print_text(("Learning rate at optimizer step", "bold"))
+            for table in self.rate_tables(rates):
+                self.print(table)
+
+    def rate_tables(self, rates: Mapping[str, Any]) -> list[Table]:
+        """A column per step, in as many tables below each other as the width asks for."""
+        headings, rows = rate_rows(rates)
+        longest = max(len(cell) for row in rows for cell in row[1:])
+        column = 3 + max(longest, *(len(line) for text in headings for line in text.split("\n")))
+        names = min(max(len(row[0]) for row in rows), self.width // 3)
+        each = max(1, (self.width - names - 4) // column)
+        tables = []
+        for start in range(0, len(headings), each):
+            shown = slice(start, start + each)
+            table = self.table("Group", *(f"{text}>" for text in headings[shown]), lines=False)
+            table.width = None
+            for row, group in zip(rows, rates["groups"], strict=True):
+                table.add_row(
+                    self.text((row[0], "")),
+                    *(self.number(cell) for cell in row[1:][shown]),
+                    style="dim" if group["frozen"] else None,
+                )
+            tables.append(table)
+        return tables
 
     def wide_table(self, figures: PlanFigures) -> Table:
         table = self.table(

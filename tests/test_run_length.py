@@ -1,0 +1,205 @@
+"""Schedules with `total_steps="fit"` end where `fit` does; shorter ones are said once."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+from test_scheduled_fields import Falling
+
+import keras_groupopt as kgo
+
+X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+Y = np.random.default_rng(1).normal(size=(32, 2)).astype("float32")
+BATCHES = 4
+
+
+def linear(total_steps="fit"):
+    """1 at the start, 0 at the end."""
+    return kgo.schedules.WarmupStableDecay(
+        0.0625, total_steps=total_steps, warmup_steps=0, decay_steps=BATCHES
+    )
+
+
+def compiled(rate=None, **options):
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((4,)), keras.layers.Dense(3, name="a"), keras.layers.Dense(2, name="b")]
+    model = keras.Sequential(layers)
+    options = {"rule": "adam", "model": model} | options
+    rate = linear() if rate is None else rate
+    model.compile(optimizer=kgo.GroupedOptimizer(learning_rate=rate, **options), loss="mse")
+    return model
+
+
+def fit(model, epochs=2, **options):
+    options = {"batch_size": 32 // BATCHES, "verbose": 0, "shuffle": False} | options
+    model.fit(X, Y, epochs=epochs, **options)
+    return weights(model)
+
+
+def weights(model):
+    return [keras.ops.convert_to_numpy(weight) for weight in model.weights]
+
+
+def averages(model):
+    return [keras.ops.convert_to_numpy(average) for average, _ in model.optimizer.average_pairs()]
+
+
+def equal(one, other):
+    return all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def total(model):
+    return int(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(model.optimizer.total_steps)))
+
+
+WHERE = {
+    "the base rate": lambda total: {"rate": linear(total)},
+    "a warm-up in front": lambda total: {
+        "rate": kgo.warmup(linear(total if total == "fit" else total - 2), 2)
+    },
+    "a group's rate": lambda total: {
+        "rate": 0.01,
+        "groups": [kgo.Group("a", "a", learning_rate=linear(total))],
+    },
+    "a ratio": lambda total: {"rate": 0.01, "ratios": [("a", linear(total))]},
+    "a decay": lambda total: {"rate": 0.01, "weight_decay": linear(total)},
+    "an argument of a rule": lambda total: {
+        "rate": 0.01,
+        "rule": kgo.rule("adam", beta_1=linear(total)),
+    },
+    "a momentum of averages": lambda total: {"rate": 0.01, "ema": kgo.EMA(linear(total))},
+}
+
+
+@pytest.mark.parametrize("options", WHERE.values(), ids=WHERE)
+def test_it_equals_the_number_of_optimizer_steps(options):
+    told, number = compiled(**options("fit")), compiled(**options(3 * BATCHES))
+    assert equal(fit(told, 3), fit(number, 3))
+    assert total(told) == 3 * BATCHES
+    if told.optimizer.ema is not None:
+        assert equal(averages(told), averages(number))
+
+
+def test_with_accumulation_it_counts_optimizer_steps():
+    model = compiled(gradient_accumulation_steps=2)
+    fit(model, 3)
+    assert total(model) == 3 * BATCHES // 2
+
+
+def test_a_gradient_rule_ends_with_the_run_too():
+    def sharp(rho):
+        model = kgo.sharpness_aware(compiled(0.01), kgo.SAM(rho))
+        optimizer = kgo.GroupedOptimizer(model=model, rule="sgd", learning_rate=0.01)
+        model.compile(optimizer=optimizer, loss="mse")
+        return model
+
+    assert equal(fit(sharp(linear())), fit(sharp(linear(2 * BATCHES))))
+
+
+def test_loss_scaling_leaves_it_alone():
+    model = compiled()
+    inner = model.optimizer
+    model.compile(optimizer=kgo.LossScaleOptimizer(inner, initial_scale=2.0), loss="mse")
+    fit(model)
+    assert int(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(inner.total_steps))) == 8
+
+
+def test_a_resumed_run_ends_where_the_first_said(tmp_path):
+    whole = fit(compiled(), 4)
+    first = compiled()
+    logger = kgo.GroupLogger()
+
+    class Stop(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = epoch == 1
+
+    fit(first, 4, callbacks=[logger, Stop()])
+    first.save(tmp_path / "model.keras")
+    first.save_weights(tmp_path / "model.weights.h5")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert equal(fit(loaded, 4, initial_epoch=2), whole)
+    again = compiled()
+    again.load_weights(tmp_path / "model.weights.h5")
+    assert equal(fit(again, 4, initial_epoch=2, callbacks=[logger]), whole)
+
+
+def test_a_further_fit_goes_on_past_the_end_and_says_so():
+    model = compiled()
+    fit(model)
+    with pytest.warns(UserWarning, match="made for 8 optimizer steps, and the run has 16"):
+        fit(model, callbacks=[kgo.GroupLogger()])
+    assert total(model) == 8
+    model.optimizer.total_steps = 24
+    before = weights(model)
+    assert not equal(fit(model, callbacks=[kgo.GroupLogger()]), before)
+
+
+def test_a_loop_of_ones_own_sets_it():
+    def ones(model):
+        return [keras.ops.ones(v.shape) for v in model.trainable_variables]
+
+    models = [compiled(), compiled(linear(BATCHES))]
+    models[0].optimizer.total_steps = BATCHES
+    for model in models:
+        for _ in range(BATCHES):
+            model.optimizer.apply(ones(model), model.trainable_variables)
+    assert equal(*map(weights, models))
+
+
+def test_what_is_not_known_is_refused_where_nothing_is_lost():
+    model = compiled(model=None)
+    before = weights(model)
+    with pytest.raises(ValueError, match="no model, whose `fit` could tell"):
+        fit(model)
+    assert equal(weights(model), before)
+    model = compiled()
+    ones = [keras.ops.ones(v.shape) for v in model.trainable_variables]
+    with pytest.raises(ValueError, match="as it knows no steps per epoch or was not called"):
+        model.optimizer.apply(ones, model.trainable_variables)
+    assert equal(weights(model), before)
+    model.optimizer.build(model.trainable_variables)
+    with pytest.raises(ValueError, match='total_steps="fit"'):
+        _ = model.optimizer.learning_rate
+    model = compiled(0.01)
+    model.optimizer.build(model.trainable_variables)
+    with pytest.raises(ValueError, match="for an optimizer without one"):
+        model.optimizer.total_steps = 3
+    with pytest.raises(ValueError, match="`total_steps` must be an integer >= 1"):
+        model.optimizer.total_steps = 0
+
+
+def test_a_loaded_optimizer_without_a_model_is_refused_if_it_never_knew(tmp_path):
+    model = compiled()
+    model.optimizer.build(model.trainable_variables)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match="no model, whose `fit` could tell"):
+        fit(loaded)
+    loaded.optimizer.bind(loaded)
+    assert equal(fit(loaded), fit(compiled()))
+
+
+SHORT = [
+    keras.optimizers.schedules.CosineDecay(0.01, 6),
+    kgo.warmup(linear(4), 2),
+    kgo.schedules.OneCycle(0.01, 6),
+]
+
+
+@pytest.mark.parametrize("schedule", SHORT, ids=lambda schedule: type(schedule).__name__)
+@pytest.mark.parametrize("callbacks", [[], [kgo.GroupLogger()]], ids=["alone", "with a logger"])
+def test_a_schedule_shorter_than_the_run_is_said_once(schedule, callbacks):
+    model = compiled(schedule)
+    with pytest.warns(UserWarning, match="made for 6 optimizer steps, and the run has 8") as said:
+        fit(model, callbacks=callbacks)
+    assert sum("is made for" in str(one.message) for one in said) == 1
+    fit(model, callbacks=callbacks)
+
+
+@pytest.mark.parametrize(
+    "schedule", [0.01, Falling(0.1, 0.05), kgo.constant(0.01), SHORT[0]], ids=str
+)
+def test_a_schedule_long_enough_is_not(schedule):
+    epochs = 1 if schedule is SHORT[0] else 2
+    fit(compiled(schedule), epochs, callbacks=[kgo.GroupLogger()])

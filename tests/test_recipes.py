@@ -162,6 +162,26 @@ def test_parts_that_are_frozen_are_left_out_and_shift_none():
     assert ratios == {"part_0": pytest.approx(0.01), "head": 1.0}
 
 
+BAD_SLICES = [
+    ((["a"], 0), {}, ValueError, "`rates` must be a positive finite number.*rates=0"),
+    ((["a"], "1e-3"), {}, TypeError, "`rates` must be a positive finite number"),
+    ((["a"], slice(0, 1)), {}, ValueError, r"`rates\.start` must be a positive finite number"),
+    ((["a"], slice(1, float("inf"))), {}, ValueError, r"`rates\.stop` must be .*inf"),
+    ((["a"], slice(1, None)), {}, ValueError, r"slice\(start, stop\) or slice\(stop\)"),
+    (("a", 1e-3), {}, TypeError, "`parts` must be a Keras model, or a list"),
+    ((["a"], 1e-3), {"count": 1}, ValueError, "given with a model only"),
+    ((None, 1e-3), {"count": 4}, ValueError, "`count` must be from 2 to 3.*count=4"),
+    ((None, 1e-3), {"count": 1.5}, TypeError, "`count` must be an integer"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "options", "error", "message"), BAD_SLICES)
+def test_bad_slices_are_refused(arguments, options, error, message):
+    parts, rates = arguments
+    with pytest.raises(error, match=message):
+        recipes.discriminative(parts or models.chain("a b c"), rates, **options)
+
+
 # muon_with_adamw -------------------------------------------------------------------------------
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 
-from keras_groupopt.arguments import check_count
+from keras_groupopt.arguments import check_count, check_number
 from keras_groupopt.groups import Group
-from keras_groupopt.recipes.parts import check_number_of, parts_of, selector_for
+from keras_groupopt.recipes.parts import parts_of, selector_for
 from keras_groupopt.selectors import Selector, as_selector
 
 __all__ = ["discriminative"]
@@ -90,18 +90,17 @@ def discriminative(
 
 
 def _ends(rates: Any) -> tuple[float | None, float]:
-    rule = "a rate > 0, or a slice of such"
     if not isinstance(rates, slice):
-        rates = slice(check_number_of("rates", rates, 0.0, float("inf"), rule))
-        return rates.stop, rates.stop
+        rate = check_number("rates", rates, where="discriminative", positive=True)
+        return rate, rate
     if rates.step is not None or rates.stop is None:
         raise ValueError(
             f"`rates` must be slice(start, stop) or slice(stop). Received: rates={rates!r}."
         )
-    stop = check_number_of("rates.stop", rates.stop, 0.0, float("inf"), rule)
+    stop = check_number("rates.stop", rates.stop, where="discriminative", positive=True)
     if rates.start is None:
         return None, stop
-    return check_number_of("rates.start", rates.start, 0.0, float("inf"), rule), stop
+    return check_number("rates.start", rates.start, where="discriminative", positive=True), stop
 
 
 def _ratios(start: float | None, stop: float, count: int) -> list[float]:

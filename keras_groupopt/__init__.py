@@ -4,6 +4,7 @@
 learning-rate ratio, decay and anchor.
 """
 
+from keras_groupopt import recipes as recipes
 from keras_groupopt import schedules as schedules
 from keras_groupopt.atomic import save_weights as save_weights
 from keras_groupopt.averaged_weights import averaged_weights as averaged_weights
@@ -28,6 +29,7 @@ from keras_groupopt.grouped_optimizer import GroupedOptimizer as GroupedOptimize
 from keras_groupopt.groups import Group as Group
 from keras_groupopt.groups import rule as rule
 from keras_groupopt.loss_scale import LossScaleOptimizer as LossScaleOptimizer
+from keras_groupopt.model_xml import to_xml as to_xml
 from keras_groupopt.plan import Plan as Plan
 from keras_groupopt.rules.adabelief import AdaBelief as AdaBelief
 from keras_groupopt.rules.adafactor import Adafactor as Adafactor
@@ -52,6 +54,7 @@ from keras_groupopt.selectors import regex as regex
 from keras_groupopt.selectors import variable_name as variable_name
 from keras_groupopt.selectors import variables as variables
 from keras_groupopt.selectors import where as where
+from keras_groupopt.selectors import xpath as xpath
 from keras_groupopt.state.matching import Report as Report
 from keras_groupopt.state.resuming import resuming as resuming
 from keras_groupopt.training.batch import Batch as Batch

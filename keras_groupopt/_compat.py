@@ -24,6 +24,7 @@ __all__ = [
     "built_variables",
     "call_for_training",
     "callback_list_of",
+    "calls",
     "child_layers",
     "compute_loss",
     "custom_objects",
@@ -75,6 +76,19 @@ def child_layers(layer: keras.Layer) -> list[keras.Layer]:
     # `layers` exists on models only; the tracker's list is what `Layer.weights` itself reads.
     layers += getattr(layer, "_layers", [])
     return list({id(child): child for child in layers if child is not layer}.values())
+
+
+def calls(model: keras.Model) -> list[tuple[Any, list[Any], list[Any]]] | None:
+    """Returns what a functional or built Sequential model calls: operation, inputs, outputs.
+
+    In an order in which inputs come before what needs them; `None` for a model without a graph.
+    `operations` names what is called, but not with which tensors.
+    """
+    graph = model._functional if isinstance(model, keras.Sequential) else model
+    if not isinstance(graph, Functional):
+        return None
+    nodes = [node for _, at in sorted(graph._nodes_by_depth.items(), reverse=True) for node in at]
+    return [(node.operation, list(node.input_tensors), list(node.output_tensors)) for node in nodes]
 
 
 def callback_list_of(callback: keras.callbacks.Callback) -> Any:

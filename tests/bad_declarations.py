@@ -272,5 +272,28 @@ SELECTORS = [
     row("variable_name(5)", lambda _: kgo.variable_name(5), TypeError, "last names", "5"),
     row("layer_type(5)", lambda _: kgo.layer_type(5), TypeError, "class names", "5"),
     row("where(5)", lambda _: kgo.where(5), TypeError, "must take a VariableInfo", "=5"),
+    row(
+        "xpath('//Dense[')",
+        lambda _: kgo.xpath("//Dense["),
+        ValueError,
+        "`query` must be an XPath",
+        r"query='//Dense\['",
+        "line 1, column 8",
+    ),
+    row(
+        "a query that finds nothing",
+        lambda world: world.build([Group("head", kgo.xpath("//Dense[@name='haed']"))]),
+        ValueError,
+        'In group "head"',
+        "matches none",
+        "Nearest paths: 'head'",
+    ),
+    row(
+        "a query that finds an attribute",
+        lambda world: world.build(exclude_from_decay=kgo.xpath("//Dense/@name"), weight_decay=0.1),
+        ValueError,
+        "must find layers or variables",
+        "'dense'",
+    ),
     row("path | 5", lambda _: kgo.path("head") | 5, TypeError, "must be a layer path", "5"),
 ]

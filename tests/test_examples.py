@@ -118,6 +118,18 @@ def test_each_method_of_the_sharpness_example_is_the_one_before_and_one_thing_mo
         assert f"{result['accuracy']:.3f}" in printed
 
 
+def test_the_transformer_is_trained_by_rules_and_rates_that_are_said_apart(new_process, tmp_path):
+    few = ("--seeds", "1", "--epochs", "1", "--steps", "2", "--runs", str(tmp_path))
+    example = EXAMPLES / "train_transformer_muon.py"
+    printed = new_process(example, *few, env={"COLUMNS": "120"})
+    for text in ("Plan: 2 groups", "muon", "adamw", "accuracy on the test images"):
+        assert text in printed
+    found = {result["method"]: result for result in results(tmp_path).values()}
+    assert found.keys() == {"adamw", "muon", "muon×decay"}
+    for result in found.values():
+        assert f"{result['accuracy']:.3f}" in printed
+
+
 def test_the_picture_of_minima_shows_the_losses_that_are_printed(new_process, tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "new folder" / "picture.png"

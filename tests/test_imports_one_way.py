@@ -45,6 +45,7 @@ ROWS = (
         "checkpoints",
         "averaged_weights",
         "batch_norm",
+        "model_xml",
     ),
     ("__init__",),
 )
@@ -68,7 +69,7 @@ PURE = (
 )
 # Rich and h5py come with Keras, which needs both.
 INSTALLED = ("keras", "numpy", "rich", "h5py")
-OPTIONAL = ("matplotlib", "IPython")
+OPTIONAL = ("matplotlib", "IPython", "elementpath")
 ROW_OF = {part: row for row, parts in enumerate(ROWS) for part in parts}
 
 SOURCES = sorted((REPOSITORY / PACKAGE).rglob("*.py"))

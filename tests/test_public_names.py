@@ -41,6 +41,7 @@ EXAMPLES: dict[str, Callable[[], Any]] = {
     "schedules.Scaled": lambda: kgo.schedules.Scaled(kgo.constant(0.1), 0.5),
     "schedules.Sequential": lambda: kgo.schedules.Sequential([0.1, 0.2], [10]),
     "schedules.Step": lambda: kgo.schedules.Step(0.1, 30),
+    "schedules.UnfreezeAt": lambda: kgo.schedules.UnfreezeAt(100),
     "schedules.Warmup": lambda: kgo.schedules.Warmup(0.1, 10),
     "schedules.WarmupStableDecay": lambda: kgo.schedules.WarmupStableDecay(0.1, 100),
 }

@@ -23,6 +23,7 @@ from keras_groupopt.selectors import (
     variable_name,
     variables,
     where,
+    xpath,
 )
 from keras_groupopt.variable_info import VariableCatalog, VariableInfo
 
@@ -127,6 +128,15 @@ OTHERS = [
     (variables("token", "head/bias"), ["token", "head/bias"]),
     (where(lambda info: not info.trainable), ["net/norm/moving_mean"]),
     (where(lambda info: False), []),
+    (xpath("//Dense"), ["head/kernel", "head/bias"]),
+    (xpath("//Dense[@name='head']/variable[1]"), ["head/kernel"]),
+    (xpath("//Conv2D[last()]"), ["net/conv_2/kernel"]),
+    (xpath("//variable[@rank > 1][@trainable='true']"), [ALL[1], ALL[3], ALL[6]]),
+    (xpath("//variable[@shape='(3, 4)']"), ["head/kernel"]),
+    (xpath("//*[@path='net/norm']/preceding-sibling::*"), ALL[1:4]),
+    (xpath("//*[matches(@name, '^conv_')]"), ALL[1:4]),
+    (xpath("Dense | variable"), ["token", "head/kernel", "head/bias"]),
+    (xpath("/model"), ALL),
     (default_exclude_from_decay, [*ALL[:1], ALL[2], *ALL[4:6], ALL[7]]),
 ]
 
@@ -158,6 +168,8 @@ ALGEBRA = [
     (~(path("net") | "head"), ["token"]),
     (everything() - "net" - "head", ["token"]),
     (path("head") | ["token", "net/norm"], ["token", *ALL[4:]]),
+    (~xpath("//Functional") & "**/kernel", ["head/kernel"]),
+    ("net" - xpath("//Conv2D"), ALL[4:6]),
 ]
 
 
@@ -177,6 +189,7 @@ TEXTS = [
     (path('a"b'), 'path("a\\"b")'),
     (rank(1) | rank(min=2) | rank(max=1) | rank(min=1, max=2), None),
     (layer_type("Dense", "GRU") | variable_name("bias"), None),
+    (~xpath("//Dense[@name='a']") | xpath('//variable["a\\\\b" != @name]'), None),
     (everything() - regex(r"a\d"), 'everything() & ~regex("a\\\\d")'),
     (default_exclude_from_decay, 'rank(max=1) | variable_name("bias", "gamma", "beta")'),
 ]
@@ -195,6 +208,7 @@ WIDE = catalog(
     *("a/kernel", "a1/bias", "b/gamma", "c/beta"),
     variable('a"b/kernel'),
     variable("d/kernel", classes={"d": ("Dense",)}),
+    variable("e/a/kernel", classes={"e/a": ("Dense",)}),
 )
 
 
@@ -208,6 +222,7 @@ CONFIGS = [
     (rank(min=1, max=2), {"selector": "rank", "min": 1, "max": 2}),
     (variables("token"), {"selector": "variables", "paths": ["token"]}),
     (everything(), {"selector": "everything"}),
+    (xpath("//Dense"), {"selector": "xpath", "query": "//Dense"}),
     (~path("head"), {"selector": "not", "of": {"selector": "path", "pattern": "head"}}),
 ]
 
@@ -294,6 +309,13 @@ NOTHING = [
         "'head/kernels', which is none of its 8. Nearest paths: 'head/kernel'",
     ),
     (variables("token", "tokens"), "'tokens'"),
+    (xpath("//Dense[@name='haed']"), r"matches none of 8\. Nearest paths: 'head'"),
+    (xpath("//Dens[@name='head']"), "Nearest classes: 'Dense'"),
+    (xpath("//variable[@rank=7]"), r"`print\(kgo\.to_xml\(model\)\)` shows the document"),
+    (xpath("count(//Dense)"), "must find layers or variables, .*finds 1 .of type int"),
+    (xpath("//Dense/@name"), r"finds 'head' .of type str.*//variable\[@rank > 1\]"),
+    (xpath("//Dense[matches(@name, '[')]"), "the model can answer.*Invalid regular expression"),
+    (xpath("doc('model.xml')"), "the model can answer.*Error retrieving resource"),
 ]
 
 
@@ -350,6 +372,12 @@ BAD_ARGUMENTS = [
     (lambda: layer(FakeLayer), TypeError, "`layer` must be a Keras layer"),
     (lambda: layer(), ValueError, "at least one layer"),
     (lambda: layer(""), ValueError, "`layer` must not be empty"),
+    (lambda: xpath(3), TypeError, "`query` must be a string.*type int"),
+    (lambda: xpath(""), ValueError, "`query` must be an XPath 2.0 query.*source is empty"),
+    (lambda: xpath("//Dense]"), ValueError, "query='//Dense]', .* line 1, column 8: unexpected"),
+    (lambda: xpath("//Dense[nme()]"), ValueError, "column 9: unknown function 'nme'"),
+    (lambda: xpath("//k:Dense"), ValueError, "column 4: prefix 'k' is not declared"),
+    (lambda: xpath("unparsed-text('/a')"), ValueError, "unknown function 'unparsed-text'"),
     (lambda: where("head"), TypeError, "`function` must take a VariableInfo.*type str"),
     (lambda: where(path("head")), TypeError, "`function` must take a VariableInfo"),
     (lambda: as_selector(None, "exclude"), TypeError, "`exclude` must be a layer path.*NoneType"),

@@ -19,3 +19,4 @@ from keras_groupopt.schedules.decays import WarmupStableDecay as WarmupStableDec
 from keras_groupopt.schedules.functions import Lambda as Lambda
 from keras_groupopt.schedules.steps import MultiStep as MultiStep
 from keras_groupopt.schedules.steps import Step as Step
+from keras_groupopt.schedules.unfreezing import UnfreezeAt as UnfreezeAt

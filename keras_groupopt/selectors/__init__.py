@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_groupopt.selectors import held, leaves
+from keras_groupopt.selectors import held, leaves, queries
 from keras_groupopt.selectors.algebra import Selector, as_selector
 from keras_groupopt.selectors.held import set_function_serializer
 from keras_groupopt.variable_info import VariableInfo
@@ -41,6 +41,7 @@ __all__ = [
     "variable_name",
     "variables",
     "where",
+    "xpath",
 ]
 
 
@@ -239,6 +240,34 @@ def where(function: Callable[[VariableInfo], bool]) -> Selector:
     where(is_large)
     """
     return held.Where(function)
+
+
+def xpath(query: str) -> Selector:
+    """Chooses the variables at or below the elements that an XPath 2.0 query finds.
+
+    The document is that of `kgo.to_xml(model)`: layers are elements called as their class,
+    variables are elements called `variable`. Needs `pip install keras-groupopt[xpath]`.
+
+    Args:
+        query: The query, such as `"//Dense[@name='head']"` or
+            `"//Block[position() < 3]//variable[@rank > 1]"`. It must find elements.
+
+    Returns:
+        The selector.
+
+    Raises:
+        ImportError: If `elementpath` is not installed.
+        TypeError: If the query is not a string.
+        ValueError: If it is no XPath; when resolved, if it finds nothing, or something else than
+            elements, or if there is no model to look at.
+
+    Example:
+    >>> xpath("//Dense[@name='head']") - rank(max=1)
+    xpath("//Dense[@name='head']") & ~rank(max=1)
+    """
+    selector = queries.XPath(query)
+    selector.check()
+    return selector
 
 
 default_exclude_from_decay: Selector = rank(max=1) | leaves.VariableName(

@@ -1,0 +1,136 @@
+"""Train a small transformer by Muon and AdamW, with rates that fall from the head to the input.
+
+A transformer of two blocks, which sees 16 patches of 7 × 7 pixels, learns Fashion-MNIST from 300
+images and from scratch. Who gets which rule and who gets which rate are said apart:
+
+    adamw       one rule and one rate for all
+    muon        `kgo.recipes.muon_with_adamw`: hidden matrices by Muon, the rest by AdamW
+    muon×decay  the same, times the ratios of `kgo.recipes.layerwise_decay`
+
+The settings were chosen on images held out from the 300. The 500 test images measure each seed.
+
+    python examples/train_transformer_muon.py --seeds 5
+
+Needs no network. Stop it with Ctrl-C; the same command goes on where it stopped. JAX is the fastest
+here.
+
+On JAX and two CPU cores that printed, as accuracy on the test images:
+
+    seed             0      1      2      3      4    mean ± deviation
+    adamw        0.606  0.652  0.644  0.606  0.604       0.622 ± 0.024
+    muon         0.652  0.698  0.650  0.672  0.674       0.669 ± 0.020
+    muon×decay   0.666  0.688  0.644  0.652  0.668       0.664 ± 0.017
+
+Muon gains on this task of 100 steps. The decay gains nothing: it is made for pretrained weights,
+and these start at random.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import keras
+import numpy as np
+from _common import compare, console, options_parser, result_table
+from _runs import Images, Method, Task
+from finetune_backbone_and_head import ASSETS
+from keras import layers, ops
+
+import keras_groupopt as kgo
+
+PATCHES, PIXELS, WIDTH, HEADS, BLOCKS = 16, 49, 32, 4, 2
+
+
+def images(kind: str) -> Images:
+    """Return pictures as rows of patches, and their labels."""
+    with np.load(ASSETS / "fashion_mini.npz") as arrays:
+        pictures, labels = arrays[f"x_{kind}"], arrays[f"y_{kind}"]
+    rows = pictures.reshape(-1, 4, 7, 4, 7).swapaxes(2, 3).reshape(-1, PATCHES, PIXELS)
+    return rows.astype("float32") / 255 - 0.5, labels.astype("int32")
+
+
+@keras.saving.register_keras_serializable(package="examples")
+class Positions(layers.Layer):
+    """Adds what each patch knows of its place."""
+
+    def build(self, shape: Any) -> None:
+        """Make one vector per patch."""
+        self.table = self.add_weight(shape[1:], "random_normal", name="positions")
+
+    def call(self, x: Any) -> Any:
+        """Return `x` plus the vectors."""
+        return x + self.table
+
+
+def build_model() -> keras.Model:
+    """Return the transformer. Its attention is of dense layers: kernels of rank 2, for Muon."""
+    inputs = keras.Input((PATCHES, PIXELS))
+    x = Positions(name="positions")(layers.Dense(WIDTH, name="patches")(inputs))
+    for k in range(BLOCKS):
+        y = layers.LayerNormalization(name=f"block_{k}_norm1")(x)
+        parts = [layers.Dense(WIDTH, name=f"block_{k}_{name}")(y) for name in ("q", "k", "v")]
+        split = [layers.Reshape((PATCHES, HEADS, WIDTH // HEADS))(part) for part in parts]
+        y = layers.Reshape((PATCHES, WIDTH))(ops.dot_product_attention(*split))
+        x = x + layers.Dense(WIDTH, name=f"block_{k}_out")(y)
+        y = layers.LayerNormalization(name=f"block_{k}_norm2")(x)
+        y = layers.Dense(2 * WIDTH, activation="gelu", name=f"block_{k}_mlp1")(y)
+        x = x + layers.Dense(WIDTH, name=f"block_{k}_mlp2")(y)
+    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization(name="norm")(x))
+    return keras.Model(inputs, layers.Dense(10, activation="softmax", name="head")(x))
+
+
+def curve(learning_rate: float, steps: int) -> Any:
+    """Return the base rate: a fifth of the run up, then down to 0."""
+    return kgo.warmup(
+        keras.optimizers.schedules.CosineDecay(learning_rate, steps), max(1, steps // 5)
+    )
+
+
+def adamw(model: keras.Model, steps: int, learning_rate: float) -> keras.optimizers.Optimizer:
+    """Give all variables one rule and one rate."""
+    return kgo.GroupedOptimizer(
+        model=model,
+        rule="adamw",
+        learning_rate=curve(learning_rate, steps),
+        weight_decay=0.05,
+        global_clipnorm=1.0,
+    )
+
+
+def muon(
+    model: keras.Model, steps: int, learning_rate: float, decay: float = 1.0
+) -> keras.optimizers.Optimizer:
+    """Give hidden matrices to Muon; multiply all rates by those of the depth."""
+    return kgo.GroupedOptimizer(
+        groups=kgo.recipes.muon_with_adamw(model),
+        ratios=kgo.recipes.layerwise_decay(model, decay),
+        model=model,
+        learning_rate=curve(learning_rate, steps),
+        weight_decay=0.05,
+        global_clipnorm=1.0,
+    )
+
+
+# What had the lowest loss on a third of the 300 images, held out: of the rates 1e-3, 3e-3 and 1e-2,
+# the same for both rules, and of the decays 0.9 and 0.7.
+METHODS = (
+    Method("adamw", adamw, ({"learning_rate": 3e-3},)),
+    Method("muon", muon, ({"learning_rate": 1e-2},)),
+    Method("muon×decay", muon, ({"decay": 0.9},), adds=True),
+)
+
+
+def main() -> None:
+    """Print the plan, compare the methods, and print the test accuracies per method and seed."""
+    options = options_parser(__doc__, epochs=10, seeds=5, picture=False).parse_args()
+    started = time.perf_counter()
+    muon(build_model(), steps=10, learning_rate=1e-3, decay=0.8).plan.summary()
+    task = Task("fashion-patches", build_model, images("train"), images("test"), batch_size=30)
+    console.print(result_table(compare(task, METHODS, options)))
+    seconds = time.perf_counter() - started
+    console.print(f"{seconds:.0f} s on {keras.backend.backend()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Rates spread over a model's parts, as fastai writes them: `slice(1e-5, 1e-3)`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_groupopt.arguments import check_count, check_number
+from keras_groupopt.groups import Group
+from keras_groupopt.recipes.parts import parts_of, selector_for
+from keras_groupopt.selectors import Selector, as_selector
+
+__all__ = ["discriminative"]
+
+
+def discriminative(
+    parts: keras.Model | Sequence[Any],
+    rates: slice | float,
+    *,
+    head: Any = None,
+    blocks: Any = None,
+    count: int | None = None,
+) -> list[Group]:
+    """Returns one group per part, with ratios that spread the rates from the input to the head.
+
+    With n parts, numbered from 0 at the input, and the base rate `stop`:
+
+        slice(start, stop)   rate_k = start · (stop / start) ** (k / (n − 1))
+        slice(stop)          rate_k = stop / 10, and stop for the last
+        stop                 rate_k = stop
+
+    The ratios are these over `stop`, so compile with `learning_rate=stop`. One part has `stop`.
+
+    Args:
+        parts: A built Keras model, whose parts are found as by `layerwise_decay`; or the parts
+            themselves in order from the input, each a selector, path, layer or list of these.
+        rates: A slice of rates > 0, or one rate.
+        head: The head of a model, where it is not the one that would be found.
+        blocks: The blocks of a model, as for `layerwise_decay`.
+        count: In how many parts to divide a model, the head among them; neighbours join, as evenly
+            as they can. `None`: as many as there are.
+
+    Returns:
+        Groups "part_0", "part_1", … from the input to the head; of a model, the last is "head".
+        Parts of a model without trainable variables are left out, and keep their place.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If a rate is not positive, `count` exceeds the parts, or the parts can't be
+            found.
+
+    Example:
+    >>> import keras_groupopt as kgo
+    >>> groups = kgo.recipes.discriminative(["stem", "body", "head"], slice(1e-5, 1e-3))
+    >>> [(group.name, round(group.learning_rate_ratio, 6)) for group in groups]
+    [('part_0', 0.01), ('part_1', 0.1), ('part_2', 1.0)]
+
+    Reference:
+        Howard and Ruder, ULMFiT, 2018, arXiv:1801.06146.
+    """
+    start, stop = _ends(rates)
+    if isinstance(parts, keras.Layer):
+        found = parts_of(parts, head, blocks)
+        below, top = found.below, [found.head] if found.head else []
+        positions = [*_joined(below, count, len(top)), *top]
+        named = [
+            (
+                "head" if found.head and at == len(positions) - 1 else f"part_{at}",
+                selector_for(found.catalog, part),
+                any(found.catalog[position].trainable for position in part),
+            )
+            for at, part in enumerate(positions)
+        ]
+    else:
+        if (head, blocks, count) != (None, None, None):
+            raise ValueError(
+                "`head`, `blocks` and `count` must be given with a model only. Received: "
+                f"parts={parts!r} and one of them. A list of parts says it all."
+            )
+        named = [(f"part_{at}", part, True) for at, part in enumerate(_as_selectors(parts))]
+    ratios = _ratios(start, stop, len(named))
+    return [
+        Group(name, selector, learning_rate_ratio=ratio)
+        for (name, selector, moves), ratio in zip(named, ratios, strict=True)
+        if moves
+    ]
+
+
+def _ends(rates: Any) -> tuple[float | None, float]:
+    if not isinstance(rates, slice):
+        rate = check_number("rates", rates, where="discriminative", positive=True)
+        return rate, rate
+    if rates.step is not None or rates.stop is None:
+        raise ValueError(
+            f"`rates` must be slice(start, stop) or slice(stop). Received: rates={rates!r}."
+        )
+    stop = check_number("rates.stop", rates.stop, where="discriminative", positive=True)
+    if rates.start is None:
+        return None, stop
+    return check_number("rates.start", rates.start, where="discriminative", positive=True), stop
+
+
+def _ratios(start: float | None, stop: float, count: int) -> list[float]:
+    if start is None:
+        return [0.1] * (count - 1) + [1.0]
+    if count == 1:
+        return [1.0]
+    return [(start / stop) ** ((count - 1 - k) / (count - 1)) for k in range(count)]
+
+
+def _joined(parts: list[frozenset[int]], count: int | None, heads: int) -> list[frozenset[int]]:
+    if count is None:
+        return parts
+    count = check_count("count", count, 1, where="discriminative")
+    if not heads < count <= len(parts) + heads:
+        raise ValueError(
+            f"`count` must be from {heads + 1} to {len(parts) + heads}, the number of parts that "
+            f"the model has. Received: count={count}."
+        )
+    wanted = count - heads
+    cuts = [round(k * len(parts) / wanted) for k in range(wanted + 1)]
+    return [frozenset[int]().union(*parts[a:b]) for a, b in itertools.pairwise(cuts)]
+
+
+def _as_selectors(parts: Any) -> list[Selector]:
+    if isinstance(parts, (str, Selector)) or not isinstance(parts, Sequence) or not parts:
+        raise TypeError(
+            "`parts` must be a Keras model, or a list of selectors, paths or layers from input to "
+            f"output. Received: parts={parts!r}."
+        )
+    return [as_selector(part, f"parts[{at}]") for at, part in enumerate(parts)]

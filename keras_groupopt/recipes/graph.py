@@ -1,0 +1,181 @@
+"""What a model calls, in order: nested models opened, layers with their own graph kept whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+
+from keras_groupopt import _compat
+from keras_groupopt.walk import layers
+
+__all__ = ["Call", "ancestors", "calls_of", "descendants", "has_graph"]
+
+# Layers that keep a linear map linear; whatever else stands between two kernels counts as not.
+_LINEAR = (
+    keras.layers.BatchNormalization,
+    keras.layers.GroupNormalization,
+    keras.layers.LayerNormalization,
+    keras.layers.Dropout,
+    keras.layers.SpatialDropout1D,
+    keras.layers.SpatialDropout2D,
+    keras.layers.SpatialDropout3D,
+    keras.layers.ZeroPadding1D,
+    keras.layers.ZeroPadding2D,
+    keras.layers.ZeroPadding3D,
+    keras.layers.Reshape,
+    keras.layers.Permute,
+    keras.layers.Identity,
+)
+_DENSE = (keras.layers.Dense, keras.layers.EinsumDense)
+_DEPTHWISE = (keras.layers.DepthwiseConv1D, keras.layers.DepthwiseConv2D)
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of an operation.
+
+    Args:
+        operation: The layer or operation.
+        before: Indices, among all calls, of those whose outputs it takes.
+        inputs: Shapes of its inputs.
+        outputs: Shapes of its outputs.
+        child: The child of the root that it is, or lies in.
+        kernels: How many layers in it own a matrix that maps features; see `_owns_kernel`.
+    """
+
+    operation: Any
+    before: frozenset[int]
+    inputs: list[tuple[Any, ...]]
+    outputs: list[tuple[Any, ...]]
+    child: Any
+    kernels: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        if self.weights:
+            self.kernels = sum(_owns_kernel(part, self) for part in layers(self.operation))
+
+    @property
+    def weights(self) -> list[Any]:
+        """The variables that training or inference uses here."""
+        return list(getattr(self.operation, "weights", ()))
+
+    @property
+    def drops_rank(self) -> bool:
+        """Whether only features are left: pooled over positions, flattened, or one picked."""
+        return _rank(self.inputs) > 2 >= _rank(self.outputs)
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether it, or a layer in it, is an attention, by its class."""
+        parts = (self.operation, *self._parts())
+        return any("Attention" in type(part).__name__ for part in parts)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether its kernels are those of dense layers only."""
+        owners = [part for part in self._parts() if _owns_kernel(part, self)]
+        return all(isinstance(part, _DENSE) for part in owners)
+
+    @property
+    def is_depthwise(self) -> bool:
+        """Whether it is a depthwise convolution."""
+        return isinstance(self.operation, _DEPTHWISE)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether it is known to have no activation."""
+        if self.kernels:
+            activation = getattr(self.operation, "activation", None)
+            return activation in (None, keras.activations.linear)
+        return isinstance(self.operation, _LINEAR)
+
+    def _parts(self) -> Iterable[Any]:
+        return layers(self.operation) if isinstance(self.operation, keras.Layer) else ()
+
+
+def has_graph(model: Any) -> bool:
+    """Whether a model says in which order it calls its layers."""
+    return isinstance(model, keras.Model) and _compat.calls(model) is not None
+
+
+def calls_of(model: keras.Model) -> list[Call]:
+    """Returns the calls of a model with a graph, each after those it depends on."""
+    found: list[Call] = []
+    producers: dict[int, frozenset[int]] = {}
+    _add(model, producers, found, None)
+    return found
+
+
+def _add(
+    model: keras.Model, producers: dict[int, frozenset[int]], found: list[Call], child: Any
+) -> None:
+    nothing: frozenset[int] = frozenset()
+    for operation, inputs, outputs in _compat.calls(model) or ():
+        owner = operation if child is None else child
+        before = nothing.union(*(producers.get(id(tensor), nothing) for tensor in inputs))
+        if not inputs:
+            # An input. That of a nested model was given its producers by the call.
+            continue
+        if has_graph(operation):
+            given = [producers.get(id(tensor), nothing) for tensor in inputs]
+            inner = operation.inputs
+            if len(given) != len(inner):
+                given = [before] * len(inner)
+            inside = {id(tensor): by for tensor, by in zip(inner, given, strict=True)}
+            _add(operation, inside, found, owner)
+            for tensor, result in zip(outputs, operation.outputs, strict=True):
+                producers[id(tensor)] = inside.get(id(result), nothing)
+            continue
+        shapes = [[tuple(tensor.shape) for tensor in tensors] for tensors in (inputs, outputs)]
+        found.append(Call(operation, before, shapes[0], shapes[1], owner))
+        producers.update((id(tensor), frozenset({len(found) - 1})) for tensor in outputs)
+
+
+def ancestors(calls: Sequence[Call], start: Iterable[int]) -> set[int]:
+    """Returns `start` and all calls that one of them depends on."""
+    found = set(start)
+    for index in range(len(calls) - 1, -1, -1):
+        if index in found:
+            found |= calls[index].before
+    return found
+
+
+def descendants(calls: Sequence[Call], start: Iterable[int]) -> set[int]:
+    """Returns `start` and all calls that depend on one of them."""
+    found = set(start)
+    for index, call in enumerate(calls):
+        if call.before & found:
+            found.add(index)
+    return found
+
+
+def _owns_kernel(layer: Any, call: Call) -> bool:
+    """Whether a layer owns a matrix that maps features, rather than a table of vectors.
+
+    A matrix in a layer of unknown class does if it can take the layer's input in, and is no array
+    to be added to its output, such as a position embedding.
+    """
+    if isinstance(layer, keras.layers.Embedding):
+        return False
+    shapes = [tuple(v.shape) for v in _compat.own_variables(layer) if len(v.shape) >= 2]
+    if _compat.is_keras_own(type(layer)):
+        return bool(shapes)
+    features = {shape[-1] for shape in call.inputs if len(shape) > 1}
+    whole = layer is call.operation
+    return any(
+        not _is_table(shape, call.outputs) and (not whole or bool(features & set(shape[:-1])))
+        for shape in shapes
+    )
+
+
+def _is_table(shape: tuple[int, ...], outputs: list[tuple[Any, ...]]) -> bool:
+    while shape[:1] == (1,):
+        shape = shape[1:]
+    return len(shape) < 2 or any(shape == output[-len(shape) :] for output in outputs)
+
+
+def _rank(shapes: list[tuple[Any, ...]]) -> int:
+    return max((len(shape) for shape in shapes), default=0)

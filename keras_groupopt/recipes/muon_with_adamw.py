@@ -1,0 +1,121 @@
+"""Muon for hidden matrices, AdamW for the rest."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from keras_groupopt.groups import Group, rule
+from keras_groupopt.recipes.graph import calls_of, has_graph
+from keras_groupopt.recipes.parts import no_graph, resolved, selector_for
+from keras_groupopt.selectors import Selector, as_selector, rank, variable_name
+from keras_groupopt.variable_info import VariableCatalog
+from keras_groupopt.walk import describe_model
+
+__all__ = ["muon_with_adamw"]
+
+_KERNELS = ("kernel", "recurrent_kernel")
+
+
+def muon_with_adamw(
+    model: keras.Model,
+    *,
+    head: Any = None,
+    adamw: Any = (),
+    muon_ratio: float = 1.0,
+    muon_arguments: Any = None,
+    adamw_arguments: Any = None,
+) -> list[Group]:
+    """Returns two groups: hidden matrices under Muon, and all else under AdamW.
+
+    Muon gets the variables of rank 2 called "kernel" or "recurrent_kernel", but for those of the
+    head: the last layers with a matrix before the outputs. Embeddings, norms, biases, the head,
+    LoRA's factors and kernels of another rank are AdamW's: those of convolutions, and those of
+    `keras.layers.MultiHeadAttention` and of most `EinsumDense` layers, which have rank 3. Keras'
+    Muon has no orthogonal step for them, on any backend; an attention made of `Dense` layers has
+    kernels of rank 2. Who gets which rule is decided when the plan is made, alike on all backends,
+    and Muon's own search of names for "embedding" is off.
+
+    Args:
+        model: A built Keras model: functional or Sequential, or with `head` any.
+        head: The output layers, where they are not those that would be found: a selector, path,
+            layer or list of these; `()` for none.
+        adamw: What else AdamW shall train, such as the projection of patches: likewise.
+        muon_ratio: Muon's rate over the base rate, a number >= 0 or a schedule. Default 1, which
+            suits a Muon whose steps are scaled to those of AdamW, as Keras' are by `rms_rate`.
+        muon_arguments: Arguments of `keras.optimizers.Muon`, a dict.
+        adamw_arguments: Arguments of `keras.optimizers.AdamW`, a dict.
+
+    Returns:
+        The groups "muon" and "adamw". Every variable is in one.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If the head can't be told, or no trainable matrix is left for Muon.
+
+    Example:
+    >>> import keras, keras_groupopt as kgo
+    >>> layers = [keras.layers.Dense(4, name="hidden"), keras.layers.Dense(2, name="head")]
+    >>> model = keras.Sequential([keras.Input((3,)), *layers])
+    >>> optimizer = kgo.GroupedOptimizer(kgo.recipes.muon_with_adamw(model), model=model)
+    >>> [variable.path for variable in optimizer.plan["muon"].variables]
+    ['hidden/kernel']
+
+    Reference:
+        Jordan et al., Muon, 2024, https://kellerjordan.github.io/posts/muon/; Liu et al., Muon is
+        scalable for LLM training, 2025, arXiv:2502.16982.
+    """
+    catalog = describe_model(model)
+    top = _output_layers(model, catalog) if head is None else resolved(head, catalog, "head")
+    hidden: Selector = rank(2) & variable_name(*_KERNELS)
+    matrices = _matrices(catalog)
+    if matrices & top:
+        hidden = hidden - selector_for(catalog, top)
+    if resolved(adamw, catalog, "adamw"):
+        hidden = hidden - as_selector(adamw, "adamw")
+    left = matrices - top - resolved(adamw, catalog, "adamw")
+    if not any(catalog[at].trainable for at in left):
+        kernels = [info for info in catalog if info.name.endswith("kernel")]
+        found = ", ".join(f"{info.path} {info.shape}" for info in kernels[:5]) or "none"
+        raise ValueError(
+            "`model` must have a trainable matrix for Muon: a variable of rank 2 called "
+            f"{' or '.join(map(repr, _KERNELS))} that is not of the head. Received: model named "
+            f"{model.name!r}, with kernels {found}. Use AdamW alone, or say with `head=` what the "
+            "head is."
+        )
+    muon = rule("muon", **{"exclude_embeddings": False, **(muon_arguments or {})})
+    groups = [Group("muon", hidden, rule=muon, learning_rate_ratio=muon_ratio)]
+    if any(catalog[at].trainable for at in catalog.everything - left):
+        groups.append(Group("adamw", ~hidden, rule=rule("adamw", **(adamw_arguments or {}))))
+    return groups
+
+
+def _matrices(catalog: VariableCatalog) -> frozenset[int]:
+    return frozenset(
+        at for at, info in enumerate(catalog) if info.rank == 2 and info.name in _KERNELS
+    )
+
+
+def _output_layers(model: Any, catalog: VariableCatalog) -> frozenset[int]:
+    """Returns the positions of the weights of the last layers that own a matrix."""
+    if not has_graph(model):
+        raise no_graph(model, "`head`", "be given", "Pass `head=`, or `head=()` for none.")
+    calls = calls_of(model)
+    owners = [at for at, call in enumerate(calls) if any(len(v.shape) > 1 for v in call.weights)]
+    followed: set[int] = set()
+    last = []
+    for at in range(len(calls) - 1, -1, -1):
+        if at in owners and at not in followed:
+            last.append(calls[at])
+        if at in followed or at in owners:
+            followed |= calls[at].before
+    for call in last:
+        if call.kernels > 1:
+            raise ValueError(
+                "`head` must be given where the last layer holds several kernels. Received: "
+                f"model named {model.name!r}, which ends in {call.operation.name!r}. Pass `head=`, "
+                "or `head=()` for none."
+            )
+    places = (catalog.by_identity[id(v)] for call in last for v in call.weights)
+    return frozenset(places)

@@ -1,0 +1,78 @@
+"""The variables of a catalog as an XML document: what `to_xml` prints and `xpath` searches.
+
+One element per layer, called as its class, one `variable` per variable, and `model` around all. A
+shared layer or variable stands at each of its places.
+"""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from keras_groupopt.variable_info import VariableCatalog, VariableInfo
+
+__all__ = ["MODEL", "VARIABLE", "element_name", "to_tree"]
+
+MODEL = "model"
+VARIABLE = "variable"
+
+_NO_NAME = re.compile(r"[^\w.-]")
+# XML 1.0 has no way to write these, escaped or not.
+_NO_TEXT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def to_tree(
+    catalog: VariableCatalog,
+) -> tuple[ElementTree.Element, list[tuple[ElementTree.Element, int]]]:
+    """Returns the document, and every element of a variable with the variable's position.
+
+    Siblings stand in the order of the catalog.
+
+    Args:
+        catalog: The variables, of a model.
+    """
+    root = ElementTree.Element(MODEL)
+    layers = {"": root}
+    variables = []
+    for position, info in enumerate(catalog):
+        for place in info.places:
+            parent = root
+            levels = place.split("/")
+            for level in range(1, len(levels)):
+                path = "/".join(levels[:level])
+                if path not in layers:
+                    layer = catalog.layers_by_path[path]
+                    attributes = {"name": _text(layer.name), "path": _text(path)}
+                    tag = element_name(layer.class_names[0] if layer.class_names else "Layer")
+                    layers[path] = ElementTree.SubElement(parent, tag, attributes)
+                parent = layers[path]
+            attributes = _attributes(info, place)
+            variables.append((ElementTree.SubElement(parent, VARIABLE, attributes), position))
+    return root, variables
+
+
+def element_name(class_name: str) -> str:
+    """Returns the name of the elements of a class: its own, as far as XML allows.
+
+    Example:
+    >>> element_name("Conv2D"), element_name("my layer")
+    ('Conv2D', 'my_layer')
+    """
+    name = _NO_NAME.sub("_", class_name)
+    return name if re.match(r"[^\W\d]", name) else f"_{name}"
+
+
+def _attributes(info: VariableInfo, place: str) -> dict[str, str]:
+    attributes = {
+        "name": _text(place.rpartition("/")[2]),
+        "path": _text(place),
+        "rank": str(info.rank),
+        "shape": str(info.shape),
+        "dtype": info.dtype,
+        "trainable": "true" if info.trainable else "false",
+    }
+    return attributes if place == info.path else {**attributes, "same_as": _text(info.path)}
+
+
+def _text(text: str) -> str:
+    return _NO_TEXT.sub("\ufffd", text)

@@ -44,7 +44,7 @@ def muon_with_adamw(
         adamw: What else AdamW shall train, such as the projection of patches: likewise.
         muon_ratio: Muon's rate over the base rate, a number >= 0 or a schedule. Default 1, which
             suits a Muon whose steps are scaled to those of AdamW, as Keras' are by `rms_rate`.
-        muon_arguments: Arguments of `keras.optimizers.Muon`, a dict.
+        muon_arguments: Arguments of `kgo.Muon`, a dict.
         adamw_arguments: Arguments of `keras.optimizers.AdamW`, a dict.
 
     Returns:
@@ -84,7 +84,7 @@ def muon_with_adamw(
             f"{model.name!r}, with kernels {found}. Use AdamW alone, or say with `head=` what the "
             "head is."
         )
-    muon = rule("muon", **{"exclude_embeddings": False, **(muon_arguments or {})})
+    muon = rule("muon", **(muon_arguments or {}))
     groups = [Group("muon", hidden, rule=muon, learning_rate_ratio=muon_ratio)]
     if any(catalog[at].trainable for at in catalog.everything - left):
         groups.append(Group("adamw", ~hidden, rule=rule("adamw", **(adamw_arguments or {}))))

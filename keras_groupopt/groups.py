@@ -187,7 +187,7 @@ def as_exclusion(value: Any) -> Selector | tuple[()] | None:
     return as_selector(value, argument="exclude_from_decay")
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Group:
     """One part of a model, and how it is trained.
 
@@ -293,6 +293,16 @@ class Group:
             )
         if self.frozen:
             self._check_frozen()
+
+    def __repr__(self) -> str:
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        # Not by equality: a decay of 0 is said.
+        said = (
+            f"{name}={value!r}"
+            for name, value in own.items()
+            if value is not None and value is not False
+        )
+        return f"Group({', '.join(said)})"
 
     @property
     def where(self) -> str:

@@ -426,3 +426,9 @@ def test_what_a_recipe_returns_can_be_edited():
     moved = changed(model, optimizer)
     assert moved["a/kernel"] == 0
     assert moved["b/kernel"] == pytest.approx(1e-3 * 0.1 * 0.75, rel=1e-2)
+
+
+def test_a_group_reads_as_it_was_written():
+    group = kgo.Group("head", "head", "adam", learning_rate_ratio=0.5, weight_decay=0.0)
+    said = "selector=path(\"head\"), rule=rule('adam'), learning_rate_ratio=0.5, weight_decay=0.0"
+    assert repr(group) == f"Group(name='head', {said})"

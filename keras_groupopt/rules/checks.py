@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -85,6 +87,38 @@ def switch(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(f"`{name}` must be True or False. Received: {name}={value!r}")
     return value
+
+
+def numbers_of_keras(
+    arguments: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter], where: str
+) -> None:
+    """Refuses numbers with which a rule of Keras' own would train to no end, and without a word.
+
+    Args:
+        arguments: The rule's arguments.
+        parameters: What its class takes.
+        where: The group's name, for errors.
+
+    Raises:
+        ValueError: If a share of a mean is not in [0, 1), an epsilon is negative, or a number is
+            not finite.
+    """
+    for name, value in arguments.items():
+        default = parameters[name].default if name in parameters else None
+        if isinstance(default, bool) or not isinstance(default, (int, float)):
+            continue
+        check = finite
+        if name == "momentum":
+            check = share
+        elif name == "rho" or ("beta" in name.split("_") and not name.endswith("decay")):
+            check = fraction
+        elif name.startswith("epsilon"):
+            check = amount
+        if value is not None:
+            try:
+                check(name, value)
+            except ValueError as error:
+                raise ValueError(f"{error} in {where}.") from error
 
 
 def _float(value: Any) -> float:

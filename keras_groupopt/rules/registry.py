@@ -14,7 +14,7 @@ import keras
 
 from keras_groupopt import _compat
 from keras_groupopt.groups import FOREIGN_OPTIMIZER, LIFTED, WHOLE_ONLY, Group, Rule
-from keras_groupopt.rules import fields
+from keras_groupopt.rules import checks, fields
 from keras_groupopt.rules.adabelief import AdaBelief
 from keras_groupopt.rules.adafactor import Adafactor
 from keras_groupopt.rules.adan import Adan
@@ -169,7 +169,11 @@ def check_rule(rule: Rule, where: str) -> None:
         TypeError: If a schedule stands where the rule needs a number.
     """
     make_rule(rule, 0.0, where)
-    parameters = _parameters(rule_class(rule, where))
+    cls = rule_class(rule, where)
+    parameters = _parameters(cls)
+    if _compat.is_keras_own(cls):
+        given = rule.arguments if rule.config is None else rule.config
+        checks.numbers_of_keras(fields.with_numbers(given), parameters, where)
     fields.check_fields(rule, lambda: make_rule(rule, 0.0, where), parameters, where)
 
 

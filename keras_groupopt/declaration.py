@@ -31,6 +31,8 @@ class Declaration:
         self.held: set[int] = set()
         # The length of the run, where it was set before the build.
         self.total_steps: int | None = None
+        # Whether a `fit` is the run that schedules are made for, and not a search for rates.
+        self.is_run = True
         # The identities of schedules that were said to be shorter than the run.
         self.said_short: set[int] = set()
         # What the gradient rule of the model asks to be kept.

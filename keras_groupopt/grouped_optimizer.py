@@ -388,7 +388,7 @@ class GroupedOptimizer(
         end = run_length.of_fit(
             self._declaration.live_model(required=False), self.gradient_accumulation_steps
         )
-        if end is not None:
+        if end is not None and self._declaration.is_run:
             run_length.warn_if_shorter(parts.plan, end, self._declaration.said_short)
 
         def step_on_device(sums: list[Tensor | None], samples: Tensor | None) -> None:

@@ -54,6 +54,8 @@ class RunLength:
         self.model = model
         self.accumulation = accumulation
         self.variable: Any = None
+        # Steps that count in place of all that is known, as in a search for rates.
+        self.pretended: int | None = None
 
     def make_variables(self, optimizer: Any) -> None:
         """Makes the number of steps, 0 while it is not known."""
@@ -78,7 +80,8 @@ class RunLength:
 
     def keep(self, iterations: Any) -> None:
         """Keeps what `fit` told, in the first step after it did."""
-        self.variable.assign(self._total(iterations))
+        if self.pretended is None:
+            self.variable.assign(self._total(iterations))
 
     @property
     def is_unknown(self) -> bool:
@@ -87,6 +90,8 @@ class RunLength:
             return _compat.is_readable(self.variable) and kernels.on_host(self.variable) == 0
 
     def _total(self, iterations: Any) -> Tensor:
+        if self.pretended is not None:
+            return ops.convert_to_tensor(self.pretended, dtype="int32")
         kept = ops.convert_to_tensor(self.variable)
         model = self.model()
         told = of_fit(model, self.accumulation)

@@ -12,6 +12,9 @@ from keras import ops
 from keras_groupopt import _compat, kernels, state
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
 
+# A run in which schedules hardly move.
+_LONG = 2**30
+
 
 class OneRate:
     """The rate of an optimizer without groups.
@@ -58,17 +61,33 @@ class GroupRates:
         self._optimizer, self._parts = optimizer, parts
         self._moving = [group for group in parts.groups if not group.frozen and group.variables]
         self.groups = tuple(group.name for group in self._moving)
-        base = ops.cast(optimizer.learning_rate, "float32")
-        at = ops.convert_to_tensor(optimizer.iterations)
         # Per group the factor of the base rate, or its own rate.
         self._factors: dict[str, float] = {}
         self._own: dict[str, float] = {}
-        for group in self._moving:
-            if group.follows_base:
-                ratio = group.scalars["learning_rate_ratio"].at(at)
-                self._factors[group.name] = kernels.on_host(ratio)
-            else:
-                self._own[group.name] = kernels.on_host(group.rate(base, at))
+        with self._no_run(), optimizer.in_run():
+            base = ops.cast(optimizer.learning_rate, "float32")
+            at = ops.convert_to_tensor(optimizer.iterations)
+            for group in self._moving:
+                if group.follows_base:
+                    ratio = group.scalars["learning_rate_ratio"].at(at)
+                    self._factors[group.name] = kernels.on_host(ratio)
+                else:
+                    self._own[group.name] = kernels.on_host(group.rate(base, at))
+
+    @contextlib.contextmanager
+    def _no_run(self) -> Iterator[None]:
+        """Returns a context in which no `fit` is the run that schedules are made for."""
+        length, declaration = self._parts.run_length, self._optimizer._declaration
+        unknown = length is not None and length.is_unknown
+        if length is not None and unknown:
+            length.pretended = _LONG
+        declaration.is_run = False
+        try:
+            yield
+        finally:
+            declaration.is_run = True
+            if length is not None:
+                length.pretended = None
 
     @property
     def follows_base(self) -> bool:
@@ -90,7 +109,8 @@ class GroupRates:
                 )
         try:
             model.train_function = None
-            yield
+            with self._no_run():
+                yield
         finally:
             for group in self._moving:
                 group.swept = None

@@ -37,15 +37,19 @@ class RateCurve:
 
     @property
     def suggestion(self) -> float | None:
-        """A tenth of the rate where the loss is lowest; `None` where it only rose.
-
-        The first tenth of the sweep is left out: there the mean is over few batches yet.
-        """
-        first = len(self.losses) // 10
-        if not self.losses:
+        """A tenth of the rate where the loss is lowest; `None` where it only rose."""
+        if not self.losses or self.lowest == self._first:
             return None
-        lowest = min(range(first, len(self.losses)), key=self.losses.__getitem__)
-        return None if lowest == first else self.rates[lowest] / _MARGIN
+        return self.rates[self.lowest] / _MARGIN
+
+    @property
+    def lowest(self) -> int:
+        """The place of the lowest loss, after the first tenth: there the mean is of few batches."""
+        return min(range(self._first, len(self.losses)), key=self.losses.__getitem__)
+
+    @property
+    def _first(self) -> int:
+        return len(self.losses) // 10
 
 
 class RateCurves:
@@ -158,7 +162,7 @@ def _figures(curve: RateCurve) -> list[str]:
     text = "-" if curve.suggestion is None else f"{curve.suggestion:.2e}"
     if not curve.losses:
         return [text, "-", "-", "at once" if curve.diverged else "-"]
-    loss, rate = min(zip(curve.losses, curve.rates, strict=True))
+    loss, rate = curve.losses[curve.lowest], curve.rates[curve.lowest]
     end = f"{curve.rates[-1]:.2e}" if curve.diverged else "-"
     return [text, f"{loss:.4g}", f"{rate:.2e}", end]
 

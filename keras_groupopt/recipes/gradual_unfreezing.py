@@ -28,7 +28,8 @@ def gradual_unfreezing(
 
     With n parts, numbered from 0 at the input, and s steps per stage, part k moves from optimizer
     step (n − 1 − k) · s on. The ratio is a schedule: nothing is compiled again, moments are kept,
-    and a resumed run is at the stage of its step.
+    and a resumed run is at the stage of its step. Gradients of a part that waits are in its moments
+    and in `global_clipnorm`'s norm; `optimizer.freeze_to` leaves them out of both.
 
     Args:
         parts: A built Keras model, whose parts are found as by `layerwise_decay`; or the parts

@@ -69,6 +69,14 @@ class AdaBelief(UpdateRule):
         Gradients", arXiv:2010.07468.
     """
 
+    arguments = (
+        "beta_1",
+        "beta_2",
+        "epsilon",
+        "rectify",
+        "amsgrad",
+    )
+
     def __init__(
         self,
         learning_rate: Any = 0.001,
@@ -143,19 +151,3 @@ class AdaBelief(UpdateRule):
         else:
             rate = rate / (root / factor + epsilon)
         self.assign_sub(variable, ops.cast(m * rate, variable.dtype))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor arguments.
-
-        Returns:
-            A dictionary of plain values, from which `from_config` makes an equal optimizer.
-        """
-        config: dict[str, Any] = super().get_config()
-        config.update(
-            beta_1=self.beta_1,
-            beta_2=self.beta_2,
-            epsilon=self.epsilon,
-            rectify=self.rectify,
-            amsgrad=self.amsgrad,
-        )
-        return config

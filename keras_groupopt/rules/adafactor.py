@@ -77,6 +77,16 @@ class Adafactor(UpdateRule):
         arXiv:1804.04235.
     """
 
+    arguments = (
+        "beta_2_decay",
+        "epsilon_1",
+        "epsilon_2",
+        "clip_threshold",
+        "relative_step",
+        "scale_parameter",
+        "relative_limit",
+    )
+
     def __init__(
         self,
         learning_rate: Any = 0.01,
@@ -174,24 +184,6 @@ class Adafactor(UpdateRule):
         # Roots first: a product of two small moments would be 0.
         share = ops.sqrt(rows / ops.mean(rows, axis=-1, keepdims=True))
         return ops.expand_dims(share, -1) * ops.expand_dims(ops.sqrt(columns), -2)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor arguments.
-
-        Returns:
-            A dictionary of plain values, from which `from_config` makes an equal optimizer.
-        """
-        config: dict[str, Any] = super().get_config()
-        config.update(
-            beta_2_decay=self.beta_2_decay,
-            epsilon_1=self.epsilon_1,
-            epsilon_2=self.epsilon_2,
-            clip_threshold=self.clip_threshold,
-            relative_step=self.relative_step,
-            scale_parameter=self.scale_parameter,
-            relative_limit=self.relative_limit,
-        )
-        return config
 
 
 def _rms(x: Tensor) -> Tensor:

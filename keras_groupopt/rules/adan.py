@@ -72,6 +72,14 @@ class Adan(UpdateRule):
         Models", arXiv:2208.06677.
     """
 
+    arguments = (
+        "beta_1",
+        "beta_2",
+        "beta_3",
+        "epsilon",
+        "no_prox",
+    )
+
     def __init__(
         self,
         learning_rate: Any = 0.001,
@@ -173,22 +181,6 @@ class Adan(UpdateRule):
         new = old + (value - old) * (1.0 - beta)
         self.assign(slot, ops.cast(new, slot.dtype))
         return new
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor arguments.
-
-        Returns:
-            A dictionary of plain values, from which `from_config` makes an equal optimizer.
-        """
-        config: dict[str, Any] = super().get_config()
-        config.update(
-            beta_1=self.beta_1,
-            beta_2=self.beta_2,
-            beta_3=self.beta_3,
-            epsilon=self.epsilon,
-            no_prox=self.no_prox,
-        )
-        return config
 
 
 class _Prox:

@@ -63,6 +63,13 @@ class LARS(UpdateRule):
         You et al. 2017, "Large Batch Training of Convolutional Networks", arXiv:1708.03888.
     """
 
+    arguments = (
+        "momentum",
+        "trust_coefficient",
+        "epsilon",
+        "nesterov",
+    )
+
     def __init__(
         self,
         learning_rate: Any = 1.0,
@@ -115,18 +122,3 @@ class LARS(UpdateRule):
         self.assign(velocity, ops.cast(v, velocity.dtype))
         update = v * momentum + scaled if self.nesterov else v
         self.assign_sub(variable, ops.cast(update, variable.dtype))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor arguments.
-
-        Returns:
-            A dictionary of plain values, from which `from_config` makes an equal optimizer.
-        """
-        config: dict[str, Any] = super().get_config()
-        config.update(
-            momentum=self.momentum,
-            trust_coefficient=self.trust_coefficient,
-            epsilon=self.epsilon,
-            nesterov=self.nesterov,
-        )
-        return config

@@ -73,6 +73,17 @@ class Muon(UpdateRule):
         steps: Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv:2502.16982.
     """
 
+    arguments = (
+        "momentum",
+        "nesterov",
+        "ns_steps",
+        "muon_a",
+        "muon_b",
+        "muon_c",
+        "rms_rate",
+        "epsilon",
+    )
+
     def __init__(
         self,
         learning_rate: Any = 0.001,
@@ -169,22 +180,3 @@ class Muon(UpdateRule):
             square = ops.matmul(x, ops.transpose(x))
             x = a * x + ops.matmul(b * square + c * ops.matmul(square, square), x)
         return ops.transpose(x) if is_tall else x
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor arguments.
-
-        Returns:
-            A dictionary of plain values, from which `from_config` makes an equal optimizer.
-        """
-        config: dict[str, Any] = super().get_config()
-        config.update(
-            momentum=self.momentum,
-            nesterov=self.nesterov,
-            ns_steps=self.ns_steps,
-            muon_a=self.muon_a,
-            muon_b=self.muon_b,
-            muon_c=self.muon_c,
-            rms_rate=self.rms_rate,
-            epsilon=self.epsilon,
-        )
-        return config

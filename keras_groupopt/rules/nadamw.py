@@ -68,6 +68,13 @@ class NAdamW(UpdateRule):
         arXiv:1711.05101.
     """
 
+    arguments = (
+        "beta_1",
+        "beta_2",
+        "epsilon",
+        "momentum_decay",
+    )
+
     def __init__(
         self,
         learning_rate: Any = 0.002,
@@ -126,21 +133,6 @@ class NAdamW(UpdateRule):
         root = ops.sqrt(v) * of_root + scalar(self.epsilon, dtype)
         update = (m * of_m + gradient * of_g) * rate / root
         self.assign_sub(variable, ops.cast(update, variable.dtype))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor arguments.
-
-        Returns:
-            A dictionary of plain values, from which `from_config` makes an equal optimizer.
-        """
-        config: dict[str, Any] = super().get_config()
-        config.update(
-            beta_1=self.beta_1,
-            beta_2=self.beta_2,
-            epsilon=self.epsilon,
-            momentum_decay=self.momentum_decay,
-        )
-        return config
 
 
 def _lookahead(beta: Any, decay: Any, step: Tensor, dtype: str) -> tuple[Tensor, Tensor]:

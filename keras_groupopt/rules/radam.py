@@ -71,6 +71,12 @@ class RAdam(UpdateRule):
         arXiv:1908.03265.
     """
 
+    arguments = (
+        "beta_1",
+        "beta_2",
+        "epsilon",
+    )
+
     def __init__(
         self,
         learning_rate: Any = 0.001,
@@ -125,13 +131,3 @@ class RAdam(UpdateRule):
         adaptive = rate * factor / (ops.sqrt(v) + scalar(self.epsilon, dtype))
         rate = ops.where(trusted, adaptive, rate)
         self.assign_sub(variable, ops.cast(m * rate, variable.dtype))
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor arguments.
-
-        Returns:
-            A dictionary of plain values, from which `from_config` makes an equal optimizer.
-        """
-        config: dict[str, Any] = super().get_config()
-        config.update(beta_1=self.beta_1, beta_2=self.beta_2, epsilon=self.epsilon)
-        return config

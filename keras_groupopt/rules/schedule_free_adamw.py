@@ -68,6 +68,15 @@ class ScheduleFreeAdamW(UpdateRule):
         Defazio et al. 2024, "The Road Less Scheduled", arXiv:2405.15682.
     """
 
+    arguments = (
+        "beta_1",
+        "beta_2",
+        "epsilon",
+        "warmup_steps",
+        "r",
+        "weight_lr_power",
+    )
+
     def __init__(
         self,
         learning_rate: Any = 0.0025,
@@ -168,20 +177,3 @@ class ScheduleFreeAdamW(UpdateRule):
         self.assign(total, after)
         share = ops.where(after > 0, added / ops.where(after > 0, after, 1.0), 0.0)
         return ops.cast(share, weight.dtype), ops.equal(before, 0.0)
-
-    def get_config(self) -> dict[str, Any]:
-        """Return the constructor arguments.
-
-        Returns:
-            A dictionary of plain values, from which `from_config` makes an equal optimizer.
-        """
-        config: dict[str, Any] = super().get_config()
-        config.update(
-            beta_1=self.beta_1,
-            beta_2=self.beta_2,
-            epsilon=self.epsilon,
-            warmup_steps=self.warmup_steps,
-            r=self.r,
-            weight_lr_power=self.weight_lr_power,
-        )
-        return config

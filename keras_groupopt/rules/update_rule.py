@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
@@ -19,7 +19,8 @@ _LIMITS = ("clipnorm", "clipvalue", "global_clipnorm")
 class UpdateRule(keras.optimizers.Optimizer):
     """A `keras.optimizers.Optimizer` that a rule of this package is a subclass of.
 
-    Slots have the dtype of their variable. The arithmetic is done in float32 at least.
+    Slots have the dtype of their variable. The arithmetic is done in float32 at least. A subclass
+    names in `arguments` what its constructor takes beside these, and keeps each under its name.
 
     Args:
         learning_rate: The step size: a number of at least 0, a Keras learning-rate schedule, or a
@@ -30,6 +31,7 @@ class UpdateRule(keras.optimizers.Optimizer):
         ValueError: If a number among them is negative or not finite.
     """
 
+    arguments: ClassVar[tuple[str, ...]] = ()
     weight_decay: float | None
 
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
@@ -77,6 +79,15 @@ class UpdateRule(keras.optimizers.Optimizer):
     def step_number(self, dtype: str) -> Tensor:
         """Returns the number of this step, counted from 1, as a scalar of `dtype`."""
         return ops.cast(self.iterations, dtype) + 1.0
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the constructor arguments.
+
+        Returns:
+            A dictionary of plain values, from which `from_config` makes an equal optimizer.
+        """
+        config: dict[str, Any] = super().get_config()
+        return config | {name: getattr(self, name) for name in self.arguments}
 
     @staticmethod
     def arithmetic_dtype(variable: Any) -> str:

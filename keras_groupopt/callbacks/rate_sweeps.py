@@ -79,6 +79,10 @@ class GroupRates:
     def swept(self, model: Any) -> Iterator[None]:
         """Returns a context in which rates can be set, with a compiled step that reads them."""
         before = model.train_function
+        declaration = self._optimizer._declaration
+        said = declaration.said_short
+        # A sweep has no end of its own that a schedule could be shorter than.
+        declaration.said_short = {id(bound.schedule) for bound in self._parts.plan.bindings()}
         with state.beside_weights(), kernels.beside([self._optimizer.iterations]):
             for group in self._moving:
                 group.swept = keras.Variable(
@@ -95,6 +99,7 @@ class GroupRates:
             for group in self._moving:
                 group.swept = None
             model.train_function = before
+            declaration.said_short = said
 
     def set(self, curve: str | None, rate: float) -> None:
         """Sets all rates: of one group, where the others stand still, or of the base."""

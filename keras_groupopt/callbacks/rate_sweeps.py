@@ -9,8 +9,29 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt import _compat, kernels, state
+from keras_groupopt import _compat, kernels, run_length, state
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
+
+
+@contextlib.contextmanager
+def endless(optimizer: Any) -> Iterator[None]:
+    """Returns a context in which a run of unknown length has no end.
+
+    Schedules with `total_steps="fit"` stand at its beginning there.
+
+    Args:
+        optimizer: A built optimizer.
+    """
+    parts = optimizer._parts if isinstance(optimizer, GroupedOptimizer) else None
+    length = None if parts is None else parts.run_length
+    if length is None or not length.is_unknown:
+        yield
+        return
+    length.variable.assign(run_length.ENDLESS)
+    try:
+        yield
+    finally:
+        length.variable.assign(0)
 
 
 class OneRate:

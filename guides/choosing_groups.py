@@ -14,6 +14,7 @@ the pictures need the extras: `pip install keras-groupopt[xpath,plots]`.
 """
 
 import dataclasses
+import importlib.util
 import tempfile
 from pathlib import Path
 
@@ -189,8 +190,9 @@ difference = optimizer.plan.compare(other.plan)
 print(difference)
 assert [change.subject for change in difference.groups_changed]
 
-with tempfile.TemporaryDirectory() as folder:
-    optimizer.plan.plot(path=Path(folder) / "rates.png")
+if importlib.util.find_spec("matplotlib"):
+    with tempfile.TemporaryDirectory() as folder:
+        optimizer.plan.plot(path=Path(folder) / "rates.png")
 
 """
 ## Find a rate

@@ -11,6 +11,7 @@ Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch`; nothing below changes. Th
 `pip install keras-groupopt[plots]`.
 """
 
+import importlib.util
 import tempfile
 from pathlib import Path
 
@@ -180,8 +181,9 @@ by default where the last schedule ends; `"fit"` ends there too.
 """
 
 plan.summary(at=[0, 5, 0.5, 1.0])
-with tempfile.TemporaryDirectory() as folder:
-    plan.plot(steps=20, path=Path(folder) / "schedules.png")
+if importlib.util.find_spec("matplotlib"):
+    with tempfile.TemporaryDirectory() as folder:
+        plan.plot(steps=20, path=Path(folder) / "schedules.png")
 fit(model)
 
 """

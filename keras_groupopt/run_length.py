@@ -14,6 +14,8 @@ from keras_groupopt.plan import Plan
 
 Tensor = Any
 
+# More than any run has, and twice that is an int32: of epochs without end, and of a sweep.
+ENDLESS = 2**30 - 1
 UNKNOWN = (
     'A schedule with total_steps="fit" needs to know how many steps the run has. Received: {}. '
     "{}, or set `optimizer.total_steps` to the number of optimizer steps."
@@ -37,7 +39,7 @@ def of_fit(model: Any, accumulation: int | None) -> int | None:
     epochs, batches = params.get("epochs"), params.get("steps")
     if not epochs or not batches:
         return None
-    return max(int(epochs) * int(batches) // (accumulation or 1), 1)
+    return min(max(int(epochs) * int(batches) // (accumulation or 1), 1), ENDLESS)
 
 
 class RunLength:

@@ -261,6 +261,26 @@ def test_what_is_found_does_not_depend_on_the_declared_base():
     assert 0.01 < found[0] < 4.0
 
 
+def test_that_a_schedule_is_short_is_said_of_the_run_and_not_of_the_sweep(recwarn):
+    model = compiled(learning_rate=kgo.schedules.Linear(0.01, total_steps=2))
+    short().find(model, X, Y, **DATA)
+    assert not [w for w in recwarn if "is made for" in str(w.message)]
+    with pytest.warns(UserWarning, match="is made for 2 optimizer steps, and the run has 5"):
+        fit(model)
+
+
+def test_schedules_that_end_with_the_run_can_be_swept_before_there_is_one():
+    model, same = (compiled(learning_rate=kgo.schedules.Linear(0.01, "fit")) for _ in range(2))
+    found = short().find(model, X, Y, **DATA)
+    assert list(found.curves) == ["backbone", "default", None]
+    assert all(len(curve.losses) == 5 for curve in found.curves.values())
+    assert int(model.optimizer.total_steps) == 0
+    fit(model)
+    assert int(model.optimizer.total_steps) == 5
+    for ours, theirs in zip(model.get_weights(), fit(same).get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
 def test_a_sweep_ends_where_the_loss_diverges():
     curve = kgo.LearningRateFinder(0.1, 1000.0, steps=50).find(quadratic(), *ONES).curves[None]
     assert curve.diverged

@@ -11,7 +11,7 @@ import keras
 
 from keras_groupopt import kernels
 from keras_groupopt.arguments import check_count, check_number
-from keras_groupopt.callbacks.rate_sweeps import GroupRates, OneRate
+from keras_groupopt.callbacks.rate_sweeps import GroupRates, OneRate, endless
 from keras_groupopt.callbacks.snapshot import Snapshot
 from keras_groupopt.callbacks.unwrap import unwrap
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
@@ -34,7 +34,8 @@ class LearningRateFinder:
     group, in which that group moves at the swept rate and the others stand still; and one for all
     groups together, in which the base rate is swept and ratios hold. Groups with a rate of their
     own do not follow the base: they keep it there. Schedules stand still at the present step, and
-    are swept like numbers: what is found is the peak to give them.
+    are swept like numbers: what is found is the peak to give them. Those with `total_steps="fit"`
+    need no `fit` before.
 
     Afterwards model and optimizer are what they were, bit for bit, also after an exception or
     Ctrl-C: weights, statistics of batch normalization, metrics, seeds, all state and counters of
@@ -148,31 +149,32 @@ class LearningRateFinder:
         optimizer = unwrap(model.optimizer)
         forget = _build(model, optimizer)
         try:
-            # Before there is something to put back.
-            if isinstance(optimizer, GroupedOptimizer):
-                rates: GroupRates | OneRate = GroupRates(optimizer)
-            else:
-                rates = OneRate(optimizer)
-            chosen = self._chosen(rates)
-            before = Snapshot(model)
-            data = {
-                "x": x,
-                "y": y,
-                "batch_size": batch_size,
-                "sample_weight": sample_weight,
-                "class_weight": class_weight,
-                "shuffle": shuffle,
-                "steps_per_epoch": steps_per_epoch,
-            }
-            curves: dict[str | None, RateCurve] = {}
-            with rates.swept(model):
-                try:
-                    for curve in chosen:
-                        curves[curve] = self._sweep(model, rates, curve, data)
-                        before.restore()
-                except BaseException:
-                    _restore(before)
-                    raise
+            with endless(optimizer):
+                # Before there is something to put back.
+                if isinstance(optimizer, GroupedOptimizer):
+                    rates: GroupRates | OneRate = GroupRates(optimizer)
+                else:
+                    rates = OneRate(optimizer)
+                chosen = self._chosen(rates)
+                before = Snapshot(model)
+                data = {
+                    "x": x,
+                    "y": y,
+                    "batch_size": batch_size,
+                    "sample_weight": sample_weight,
+                    "class_weight": class_weight,
+                    "shuffle": shuffle,
+                    "steps_per_epoch": steps_per_epoch,
+                }
+                curves: dict[str | None, RateCurve] = {}
+                with rates.swept(model):
+                    try:
+                        for curve in chosen:
+                            curves[curve] = self._sweep(model, rates, curve, data)
+                            before.restore()
+                    except BaseException:
+                        _restore(before)
+                        raise
         finally:
             forget()
         return RateCurves(curves)

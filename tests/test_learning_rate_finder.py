@@ -442,21 +442,3 @@ def test_a_loss_that_is_not_finite_from_the_start_is_an_error_and_leaves_all_as_
     with pytest.raises(ValueError, match=r"must be finite before a sweep. Received: loss=nan"):
         short().find(model, x, Y, **DATA)
     assert everything(model) == before
-
-
-def test_the_length_of_a_run_is_not_that_of_a_sweep():
-    """Schedules that end with the run, and shorter ones, are as before, and nothing is said."""
-    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
-    optimizer = kgo.GroupedOptimizer(
-        model=model,
-        learning_rate=kgo.schedules.OneCycle(0.01, "fit"),
-        weight_decay=keras.optimizers.schedules.CosineDecay(0.01, 5),
-    )
-    model.compile(optimizer=optimizer, loss="mse")
-    x = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
-    found = kgo.LearningRateFinder(steps=20).find(model, x, x[:, :2], batch_size=16)
-    assert found.learning_rate > 0
-    assert optimizer.total_steps == 0
-    with pytest.warns(UserWarning, match="CosineDecay is made for 5 optimizer steps"):
-        model.fit(x, x[:, :2], batch_size=8, verbose=0)
-    assert int(keras.ops.convert_to_numpy(optimizer.total_steps)) == 8

@@ -11,7 +11,7 @@ import keras
 
 from keras_groupopt import kernels
 from keras_groupopt.arguments import check_count, check_number
-from keras_groupopt.callbacks.rate_sweeps import GroupRates, OneRate, endless
+from keras_groupopt.callbacks.rate_sweeps import GroupRates, OneRate
 from keras_groupopt.callbacks.snapshot import Snapshot
 from keras_groupopt.callbacks.unwrap import unwrap
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
@@ -149,32 +149,31 @@ class LearningRateFinder:
         optimizer = unwrap(model.optimizer)
         forget = _build(model, optimizer)
         try:
-            with endless(optimizer):
-                # Before there is something to put back.
-                if isinstance(optimizer, GroupedOptimizer):
-                    rates: GroupRates | OneRate = GroupRates(optimizer)
-                else:
-                    rates = OneRate(optimizer)
-                chosen = self._chosen(rates)
-                before = Snapshot(model)
-                data = {
-                    "x": x,
-                    "y": y,
-                    "batch_size": batch_size,
-                    "sample_weight": sample_weight,
-                    "class_weight": class_weight,
-                    "shuffle": shuffle,
-                    "steps_per_epoch": steps_per_epoch,
-                }
-                curves: dict[str | None, RateCurve] = {}
-                with rates.swept(model):
-                    try:
-                        for curve in chosen:
-                            curves[curve] = self._sweep(model, rates, curve, data)
-                            before.restore()
-                    except BaseException:
-                        _restore(before)
-                        raise
+            # Before there is something to put back.
+            if isinstance(optimizer, GroupedOptimizer):
+                rates: GroupRates | OneRate = GroupRates(optimizer)
+            else:
+                rates = OneRate(optimizer)
+            chosen = self._chosen(rates)
+            before = Snapshot(model)
+            data = {
+                "x": x,
+                "y": y,
+                "batch_size": batch_size,
+                "sample_weight": sample_weight,
+                "class_weight": class_weight,
+                "shuffle": shuffle,
+                "steps_per_epoch": steps_per_epoch,
+            }
+            curves: dict[str | None, RateCurve] = {}
+            with rates.swept(model):
+                try:
+                    for curve in chosen:
+                        curves[curve] = self._sweep(model, rates, curve, data)
+                        before.restore()
+                except BaseException:
+                    _restore(before)
+                    raise
         finally:
             forget()
         return RateCurves(curves)

@@ -9,32 +9,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt import _compat, kernels, run_length, state
+from keras_groupopt import _compat, kernels, state
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
-
-# A run in which schedules hardly move.
-_LONG = 2**30
-
-
-@contextlib.contextmanager
-def endless(optimizer: Any) -> Iterator[None]:
-    """Returns a context in which a run of unknown length has no end.
-
-    Schedules with `total_steps="fit"` stand at its beginning there.
-
-    Args:
-        optimizer: A built optimizer.
-    """
-    parts = optimizer._parts if isinstance(optimizer, GroupedOptimizer) else None
-    length = None if parts is None else parts.run_length
-    if length is None or not length.is_unknown:
-        yield
-        return
-    length.variable.assign(run_length.ENDLESS)
-    try:
-        yield
-    finally:
-        length.variable.assign(0)
+from keras_groupopt.run_length import ENDLESS
 
 
 class OneRate:
@@ -101,7 +78,7 @@ class GroupRates:
         length, declaration = self._parts.run_length, self._optimizer._declaration
         unknown = length is not None and length.is_unknown
         if length is not None and unknown:
-            length.pretended = _LONG
+            length.pretended = ENDLESS
         declaration.is_run = False
         try:
             yield
@@ -119,10 +96,6 @@ class GroupRates:
     def swept(self, model: Any) -> Iterator[None]:
         """Returns a context in which rates can be set, with a compiled step that reads them."""
         before = model.train_function
-        declaration = self._optimizer._declaration
-        said = declaration.said_short
-        # A sweep has no end of its own that a schedule could be shorter than.
-        declaration.said_short = {id(bound.schedule) for bound in self._parts.plan.bindings()}
         with state.beside_weights(), kernels.beside([self._optimizer.iterations]):
             for group in self._moving:
                 group.swept = keras.Variable(
@@ -140,7 +113,6 @@ class GroupRates:
             for group in self._moving:
                 group.swept = None
             model.train_function = before
-            declaration.said_short = said
 
     def set(self, curve: str | None, rate: float) -> None:
         """Sets all rates: of one group, where the others stand still, or of the base."""

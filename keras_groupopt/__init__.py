@@ -23,6 +23,7 @@ from keras_groupopt.checkpoints import read_manifest as read_manifest
 from keras_groupopt.converters.foreign_state import load_torch_state as load_torch_state
 from keras_groupopt.converters.keras_optimizers import from_multi_optimizer as from_multi_optimizer
 from keras_groupopt.converters.keras_optimizers import from_optimizer as from_optimizer
+from keras_groupopt.converters.param_groups import from_param_groups as from_param_groups
 from keras_groupopt.ema import EMA as EMA
 from keras_groupopt.ema import SWA as SWA
 from keras_groupopt.grouped_optimizer import GroupedOptimizer as GroupedOptimizer

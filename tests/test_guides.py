@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+import keras_groupopt
+
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 GUIDES = sorted((REPOSITORY / "guides").glob("*.py"))
 
@@ -14,6 +16,16 @@ GUIDES = sorted((REPOSITORY / "guides").glob("*.py"))
 @pytest.mark.parametrize("guide", GUIDES, ids=[guide.name for guide in GUIDES])
 def test_a_guide_runs(guide, new_process):
     new_process(guide)
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=[guide.name for guide in GUIDES])
+def test_a_guide_names_what_there_is(guide):
+    names = set(re.findall(r"\bkgo((?:\.\w+)+)", guide.read_text(encoding="utf-8")))
+    assert names
+    for name in names:
+        found = keras_groupopt
+        for part in name.split(".")[1:]:
+            found = getattr(found, part)
 
 
 def test_the_example_of_the_readme_runs(new_process):

@@ -516,6 +516,8 @@ class GroupedOptimizer(
     def finalize_variable_values(self, var_list: Sequence[Any]) -> None:
         """Says, at the end of `fit`, what the compiled step could not; does what `use_ema` asks.
 
+        Such as that it went on after the end of a schedule.
+
         Args:
             var_list: The model's trainable variables now.
 
@@ -529,6 +531,9 @@ class GroupedOptimizer(
             pairs = [pair for pair in self.average_pairs() if id(pair[1]) in ended]
             averaging.copy_into_weights(pairs)
         self.check_finite()
+        if self._declaration.is_run:
+            # A further `fit` of the same compiled step went on without a word.
+            self.check_run_length(kernels.on_host(self._iterations))
         if self._parts.received is None:
             return
         received = self._parts.received

@@ -119,6 +119,21 @@ RULES = [
         "`beta_1` must be a number",
         "beta_1=2.0",
     ),
+    row(
+        "a schedule that leaves its range later",
+        lambda _: with_head(rule=kgo.rule("adam", beta_1=kgo.schedules.Linear(0.5, 10, 1.0))),
+        ValueError,
+        "must stay in the range",
+        'beta_1 in group "head", at 100% of its length',
+        "less than 1",
+    ),
+    row(
+        "a schedule that ends with the run, out of range",
+        lambda _: with_head(rule=kgo.rule("radam", beta_1=kgo.schedules.Linear(0.5, "fit", 1.5))),
+        ValueError,
+        "must stay in the range",
+        "at 50% of its length",
+    ),
     row("no rule", lambda _: GroupedOptimizer(rule=None), TypeError, "must be given", "rule=None"),
     row(
         "a number as rule",

@@ -130,6 +130,10 @@ def test_a_further_fit_goes_on_past_the_end_and_says_so():
     with pytest.warns(UserWarning, match="made for 8 optimizer steps, and the run has 16"):
         fit(model, callbacks=[kgo.GroupLogger()])
     assert total(model) == 8
+    alone = compiled()
+    fit(alone)
+    with pytest.warns(UserWarning, match="made for 8 optimizer steps, and the run has 16"):
+        fit(alone)
     model.optimizer.total_steps = 24
     before = weights(model)
     assert not equal(fit(model, callbacks=[kgo.GroupLogger()]), before)

@@ -19,14 +19,18 @@ from keras import ops
 from keras_groupopt import kernels
 from keras_groupopt.arguments import is_schedule
 from keras_groupopt.groups import Rule
-from keras_groupopt.horizon import horizon
+from keras_groupopt.horizon import end_of, horizon
 
 Tensor = Any
 
 # Shapes that some rules treat apart.
 _SHAPES = ((2, 2), (2,), (2, 2, 2))
+# Optimizer steps of a run that is long, and of one for schedules that never settle.
+_LONG, _UNSETTLED = 2**30, 10_000
+# Where the values of a schedule are tried.
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 # While a step is being compiled a schedule gives no number.
-_first_values: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+_values: weakref.WeakKeyDictionary[Any, dict[float, float]] = weakref.WeakKeyDictionary()
 
 
 def scheduled(rule: Rule) -> dict[str, Any]:
@@ -35,21 +39,24 @@ def scheduled(rule: Rule) -> dict[str, Any]:
     return {name: value for name, value in given.items() if is_schedule(value)}
 
 
-def with_numbers(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments with each schedule replaced by its first value."""
+def with_numbers(arguments: Mapping[str, Any], share: float = 0.0) -> dict[str, Any]:
+    """Returns arguments with each schedule replaced by its value at a share of its length."""
     return {
-        name: first_value(value) if is_schedule(value) else value
+        name: value_of(value, share) if is_schedule(value) else value
         for name, value in arguments.items()
     }
 
 
-def first_value(schedule: Any) -> float:
-    """Returns a schedule's value at step 0."""
-    if schedule not in _first_values:
-        # Where a run ends matters to no first value.
-        with horizon(2**30):
-            _first_values[schedule] = float(kernels.on_host(schedule(0)))
-    return _first_values[schedule]
+def value_of(schedule: Any, share: float) -> float:
+    """Returns a schedule's value at a share of its length, from 0 at the start to 1 at the end."""
+    known = _values.setdefault(schedule, {})
+    if share not in known:
+        # Of any run: where it ends matters to no share of it.
+        with horizon(_LONG):
+            end = end_of(schedule)
+            step = round((_UNSETTLED if end is None else end) * share)
+            known[share] = float(kernels.on_host(schedule(step)))
+    return known[share]
 
 
 class ScheduledFields:
@@ -136,7 +143,7 @@ def _fields_read(
         read.clear()
 
         def step(count: Tensor) -> None:
-            with horizon(2**30), fields.at(count):
+            with horizon(_LONG), fields.at(count):
                 instance.apply([ops.full(shape, 0.5)], [variable])
 
         kernels.trace(step)

@@ -168,12 +168,27 @@ def check_rule(rule: Rule, where: str) -> None:
         ValueError: If it does not, or if a schedule drives nothing.
         TypeError: If a schedule stands where the rule needs a number.
     """
-    make_rule(rule, 0.0, where)
     cls = rule_class(rule, where)
     parameters = _parameters(cls)
-    if _compat.is_keras_own(cls):
-        given = rule.arguments if rule.config is None else rule.config
-        checks.numbers_of_keras(fields.with_numbers(given), parameters, where)
+    given = rule.arguments if rule.config is None else rule.config
+    scheduled = fields.scheduled(rule)
+    for share in fields.SHARES if scheduled else (0.0,):
+        numbers = fields.with_numbers(given, share)
+        try:
+            tried = dataclasses.replace(
+                rule, **{"arguments" if rule.config is None else "config": numbers}
+            )
+            make_rule(tried, 0.0, where)
+            if _compat.is_keras_own(cls):
+                checks.numbers_of_keras(numbers, parameters, where)
+        except ValueError as error:
+            if not share:
+                raise
+            names = ", ".join(scheduled)
+            raise ValueError(
+                f"A schedule must stay in the range of what it drives. Received: {names} in "
+                f"{where}, at {share:.0%} of its length: {error}"
+            ) from error
     fields.check_fields(rule, lambda: make_rule(rule, 0.0, where), parameters, where)
 
 

@@ -231,6 +231,9 @@ class GroupedOptimizer(
         """
         if not self._is_built or self._declaration.pending is not None:
             return False
+        if self._parts is not None and self._parts.run_length is not None:
+            # What a compiled step cannot read.
+            self._parts.run_length.look()
         model = self._declaration.live_model(required=False)
         if model is None:
             return self._may_know_length()
@@ -289,7 +292,7 @@ class GroupedOptimizer(
         _compat.register_variables(self, super().build, variables)
         parts.set_scalars(self._declaration.current)
         if parts.run_length is not None and self._declaration.total_steps is not None:
-            parts.run_length.variable.assign(self._declaration.total_steps)
+            parts.run_length.set(self._declaration.total_steps)
         self._layout.stand_for(parts.digest)
         self._parts = parts
         self._hold(parts)
@@ -524,7 +527,8 @@ class GroupedOptimizer(
         Raises:
             FloatingPointError: With `on_nonfinite="raise"`, if a compiled step was skipped.
         """
-        if self._parts is None:
+        if self._parts is None or not _compat.is_readable(self._iterations):
+            # Of a `fit` that failed, whose compiled step holds the values still.
             return
         if self.use_ema:
             ended = {id(variable) for variable in var_list}

@@ -56,6 +56,7 @@ class RunLength:
         self.model = model
         self.accumulation = accumulation
         self.variable: Any = None
+        self._seen = False
         # Steps that count in place of all that is known, as in a search for rates.
         self.pretended: int | None = None
 
@@ -85,11 +86,22 @@ class RunLength:
         if self.pretended is None:
             self.variable.assign(self._total(iterations))
 
+    def set(self, total: int) -> None:
+        """Sets the length."""
+        self.variable.assign(total)
+        self._seen = True
+
     @property
     def is_unknown(self) -> bool:
-        """Whether no length is kept; not where a compiled step holds it."""
+        """Whether no length is kept; where a compiled step holds it, as when it was last seen."""
+        self.look()
+        return not self._seen
+
+    def look(self) -> None:
+        """Sees whether a length is kept, where that can be read."""
         with kernels.outside_compiled_step():
-            return _compat.is_readable(self.variable) and kernels.on_host(self.variable) == 0
+            if _compat.is_readable(self.variable):
+                self._seen = kernels.on_host(self.variable) > 0
 
     def _total(self, iterations: Any) -> Tensor:
         if self.pretended is not None:

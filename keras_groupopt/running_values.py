@@ -87,7 +87,7 @@ class RunningValues:
                 '`total_steps` is for schedules with total_steps="fit". Received: '
                 f"total_steps={total_steps!r} for an optimizer without one."
             )
-        self._parts.run_length.variable.assign(total)
+        self._parts.run_length.set(total)
 
     def check_run_length(self, end: int) -> None:
         """Warns, once for each, of schedules made for fewer steps than the run has.

@@ -207,3 +207,23 @@ def test_a_schedule_shorter_than_the_run_is_said_once(schedule, callbacks):
 def test_a_schedule_long_enough_is_not(schedule):
     epochs = 1 if schedule is SHORT[0] else 2
     fit(compiled(schedule), epochs, callbacks=[kgo.GroupLogger()])
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data:UserWarning")
+def test_a_fit_that_knows_no_end_is_refused_unless_another_told():
+    def batches():
+        for start in range(0, len(X), 8):
+            yield X[start : start + 8], Y[start : start + 8]
+
+    model = compiled()
+    with pytest.raises(ValueError, match="as it knows no steps per epoch"):
+        model.fit(batches(), verbose=0, shuffle=False)
+    model = compiled()
+    fit(model, 3)
+    model.optimizer.total_steps = 20
+    model.fit(batches(), epochs=1, verbose=0, shuffle=False)
+    assert total(model) == 20
+    model = compiled()
+    model.optimizer.total_steps = 6
+    model.fit(batches(), epochs=1, verbose=0, shuffle=False)
+    assert total(model) == 6

@@ -140,6 +140,8 @@ def give(
     if averages is not None:
         averages.drop_statistics(report.fresh)
     _settle(parts, pairs, saved.values[keys.ITERATIONS])
+    if parts.run_length is not None:
+        parts.run_length.look()
     _tell(report, saved.values)
     terms.report.fill(report)
     return terms.report

@@ -110,6 +110,12 @@ ROWS: dict[str, dict[str, Any]] = {
             *each(b="adabelief", c="nadamw", d=kgo.rule("lookahead", rule="nadam", sync_period=2)),
         ]
     },
+    "ratios, and a schedule in a rule": {
+        "rule": kgo.rule("sgd", momentum=kgo.schedules.Linear(0.5, 9, 0.9)),
+        "ratios": [("a", 0.25), ("b", CURVE)],
+        "weight_decay": 0.1,
+        "global_clipnorm": 0.3,
+    },
     "own clipping in groups": {
         "groups": [
             kgo.Group("a", "a", clipnorm=0.1),

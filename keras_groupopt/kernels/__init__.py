@@ -19,6 +19,7 @@ from keras_groupopt.kernels import generic
 _OPERATIONS = (
     "accumulate",
     "add_scaled",
+    "apart",
     "assign_on_replicas",
     "average",
     "beside",
@@ -63,6 +64,7 @@ _fast = importlib.import_module(f"keras_groupopt.kernels.{keras.backend.backend(
 (
     accumulate,
     add_scaled,
+    apart,
     assign_on_replicas,
     average,
     beside,

@@ -38,6 +38,11 @@ def sum_over_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
     return list(gradients)
 
 
+def apart(function: Callable[[], None]) -> None:
+    """Runs `function`, which makes variables for itself alone, out of any strategy."""
+    function()
+
+
 def trace(step: Callable[[Tensor], None]) -> None:
     """Tries a function of a step counter that assigns to variables nobody else has.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -142,6 +143,15 @@ def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, co
             own.assign(tf.where(part >= 1, value, own + part * (value - own)))
         else:
             own.assign_add(part * (value - own))
+
+
+def apart(function: Callable[[], None]) -> None:
+    """Runs `function`, which makes variables for itself alone, out of any strategy.
+
+    A scope is its thread's, and cannot be left within.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(function).result()
 
 
 def trace(step: Callable[[Tensor], None]) -> None:

@@ -7,6 +7,7 @@ hold the schedule's first value while the rule is made, and its present value du
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import weakref
 from collections.abc import Iterator, Mapping
@@ -121,17 +122,17 @@ def check_fields(
         default = parameters[name].default if name in parameters else number
         if isinstance(default, bool) or not isinstance(number, (int, float)):
             raise TypeError(_not_scheduled(rule, name, schedule, where, "it is no quantity"))
-    read: set[str] = set()
-    for shape in _SHAPES:
-        read |= _fields_read(make, schedules, shape, rule, where)
+    found = [_fields_read(make, schedules, shape, rule, where) for shape in _SHAPES]
+    tried = [read for read in found if read is not None]
     for name, schedule in schedules.items():
-        if name not in read:
+        if tried and not any(name in read for read in tried):
             raise ValueError(_drives_nothing(rule, name, schedule, where))
 
 
 def _fields_read(
     make: Any, schedules: Mapping[str, Any], shape: tuple[int, ...], rule: Rule, where: str
-) -> set[str]:
+) -> set[str] | None:
+    """Returns which fields a rule reads for a variable of a shape; `None` if it takes none such."""
     read: set[str] = set()
 
     def one_step(scheduled: Mapping[str, Any]) -> None:
@@ -149,13 +150,12 @@ def _fields_read(
         kernels.trace(step)
 
     try:
-        one_step({})
+        kernels.apart(lambda: one_step({}))
     except Exception:
-        # Not a shape for this rule.
-        return set()
+        return None
     for name, schedule in schedules.items():
         try:
-            one_step({name: schedule})
+            kernels.apart(functools.partial(one_step, {name: schedule}))
         except Exception as error:
             reason = str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
             raise TypeError(_not_scheduled(rule, name, schedule, where, reason)) from error

@@ -112,7 +112,7 @@ def from_param_groups(
     ...     [{"params": model.get_layer("backbone").trainable_variables, "lr": 1e-4},
     ...      {"params": "head", "weight_decay": 0, "name": "head"}],
     ...     model, "adamw", lr=1e-3, weight_decay=0.05)
-    >>> [(group.name, group.learning_rate_ratio) for group in optimizer.plan.groups]
+    >>> [(planned.name, planned.group.learning_rate_ratio) for planned in optimizer.plan.groups]
     [('group_0', 0.1), ('head', 1.0)]
     """
     where = "from_param_groups"

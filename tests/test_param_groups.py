@@ -80,6 +80,12 @@ RUNS = {
         {},
     ),
     "RAdam": ("radam", [{"params": [0, 1], "lr": 1e-3}, {"params": [2, 3]}], {"lr": 1e-2}),
+    "Adagrad": ("adagrad", [{"params": [0, 1, 2, 3]}], {"eps": 1e-6}),
+    "RMSprop": (
+        "rmsprop",
+        [{"params": [0, 1], "alpha": 0.9}, {"params": [2, 3], "momentum": 0.5}],
+        {},
+    ),
     "NAdam": (
         "nadamw",
         [{"params": [0, 1], "lr": 1e-3, "decoupled_weight_decay": True}, {"params": [2, 3]}],
@@ -90,7 +96,9 @@ CLASSES = {
     "adamw": torch.optim.AdamW,
     "adam": torch.optim.Adam,
     "sgd": torch.optim.SGD,
+    "adagrad": torch.optim.Adagrad,
     "radam": torch.optim.RAdam,
+    "rmsprop": torch.optim.RMSprop,
     "nadamw": torch.optim.NAdam,
 }
 
@@ -158,6 +166,16 @@ def test_the_groups_of_a_torch_optimizer_of_the_model_are_taken():
     np.testing.assert_allclose(ratios, [0.1, 1.0])
 
 
+@pytest.mark.backends("torch", reason="their weights are torch parameters")
+@pytest.mark.parametrize("rule", CLASSES)
+def test_a_torch_optimizer_as_it_is_made_is_taken_with_all_its_keys(rule):
+    model = two_layers()
+    theirs = CLASSES[rule](model.parameters())
+    optimizer = kgo.from_param_groups(theirs.param_groups, model, rule)
+    optimizer.build(model.trainable_variables)
+    assert float(optimizer.learning_rate) == np.float32(theirs.defaults["lr"])
+
+
 BAD = {
     "an unknown key": ([{"params": "body", "weight_decey": 0.1}], {}, ValueError, "`weight_decay`"),
     "our name for a key": ([{"params": "body", "epsilon": 1.0}], {}, ValueError, "`eps`"),
@@ -186,6 +204,7 @@ BAD = {
         "weights of `model`",
     ),
     "a tensor": ([{"params": [np.ones(3)]}], {}, ValueError, "no weight of it"),
+    "a name that is none": ([{"params": "**", "name": ["a"]}], {}, TypeError, "must be a string"),
     "one name twice": (
         [{"params": "body", "name": "a"}, {"params": "head", "name": "a"}],
         {},

@@ -34,6 +34,8 @@ _TORCH_DEFAULTS: dict[str, dict[str, Any]] = {
 _COUPLED = ("adadelta", "adagrad", "adam", "adamax", "nadam", "radam", "rmsprop", "sgd")
 # RMSprop calls it rho in Keras.
 _ALPHA = ("rmsprop", "rho")
+# Keras adds epsilon to the mean square, torch to its root.
+_BELOW_ROOT = ("adagrad", "rmsprop")
 _ABOUT_GROUPS = ("lr", "lr_scale", "weight_decay", "decoupled_weight_decay")
 # Speed, or a copy of what is said elsewhere.
 _IGNORED = ("capturable", "differentiable", "foreach", "fused", "initial_lr", "param_names")
@@ -71,6 +73,7 @@ def from_param_groups(
     | `lr_scale` of a group (timm) | its `learning_rate_ratio`; beside `lr` a factor more |
     | `weight_decay` | `weight_decay`, of all variables: `exclude_from_decay=()` |
     | `betas`, `eps`, RMSprop's `alpha` | `beta_1`, `beta_2`; `epsilon`; `rho` |
+    | `eps` of Adagrad and RMSprop | its square: Keras adds `epsilon` to the mean square itself |
     | `momentum`, `nesterov`, `amsgrad`, `centered`, … | the rule's argument of that name |
     | `name` | the group's name, else `group_0`, `group_1`, … |
     | `foreach`, `fused`, `capturable`, `differentiable` | nothing: they are about speed |
@@ -112,7 +115,7 @@ def from_param_groups(
     ...     [{"params": model.get_layer("backbone").trainable_variables, "lr": 1e-4},
     ...      {"params": "head", "weight_decay": 0, "name": "head"}],
     ...     model, "adamw", lr=1e-3, weight_decay=0.05)
-    >>> [(planned.name, planned.group.learning_rate_ratio) for planned in optimizer.plan.groups]
+    >>> [(part.name, part.group.learning_rate_ratio) for part in optimizer.plan.groups]
     [('group_0', 0.1), ('head', 1.0)]
     """
     where = "from_param_groups"
@@ -187,6 +190,10 @@ def _entries(param_groups: Any) -> dict[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     for index, entry in enumerate(dicts):
         name = entry.get("name", f"group_{index}")
+        if not isinstance(name, str):
+            raise TypeError(
+                f"`name` of a group must be a string. Received: name={name!r} for group {index}."
+            )
         if name in found:
             raise ValueError(
                 f"`name` of a group must be unique. Received: name={name!r} twice. Rename one."
@@ -211,6 +218,8 @@ class _Keys:
         parameters = inspect.signature(rule_class(rule, where).__init__).parameters
         names = [n for n in parameters if n not in hidden and not n.startswith("ema_")]
         self._given = rule
+        # Keras' SGD refuses the 0 that is torch's default.
+        self._floats = {name for name in names if isinstance(parameters[name].default, float)}
         self._betas = [name for name in names if name.startswith("beta_") and name[5:].isdigit()]
         self._others = {
             "eps" if name == "epsilon" else "alpha" if (rule.label, name) == _ALPHA else name: name
@@ -239,7 +248,7 @@ class _Keys:
                 near = ["betas"]
             hint = f"Did you mean `{near[0]}`? " if near else ""
             raise ValueError(
-                f"Each key must be one that {self._given.label} has in torch. Received: "
+                f"Each key must be one that {self._given.label} can take. Received: "
                 f"{key}={value!r} in {where}. {hint}The keys are: {', '.join(known)}."
             )
 
@@ -262,6 +271,12 @@ class _Keys:
 
     def _arguments(self, entry: Mapping[str, Any]) -> dict[str, Any]:
         found = {name: entry[key] for key, name in self._others.items() if key in entry}
+        for name in self._floats & set(found):
+            if isinstance(found[name], int):
+                found[name] = float(found[name])
+        # What is centred may round to below zero: there the larger epsilon stays.
+        if self._given.label in _BELOW_ROOT and "epsilon" in found and not entry.get("centered"):
+            found["epsilon"] = check_number("eps", found["epsilon"], where="param_groups") ** 2
         if "betas" in entry and self._betas:
             betas = _as_list(entry["betas"])
             if len(betas) != len(self._betas):
@@ -313,9 +328,10 @@ class _Members:
     """From what stands in `params` to selectors of a model's variables."""
 
     def __init__(self, model: Any) -> None:
+        infos = walk.describe_model(model).infos
         by_identity = {id(variable): variable for variable in model.variables}
         self._paths: dict[int, str] = {}
-        for info in walk.describe_model(model).infos:
+        for info in infos:
             variable = by_identity.get(info.identity)
             self._paths[info.identity] = info.path
             if variable is not None and keras.backend.backend() == "torch":

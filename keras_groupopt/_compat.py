@@ -42,6 +42,7 @@ __all__ = [
     "moving",
     "note_shardings",
     "optimizer_map_of",
+    "overwritten_by_gradient",
     "own_variables",
     "place_in",
     "rate_variable",
@@ -232,6 +233,11 @@ def state_attributes(optimizer: Any) -> dict[str, Any]:
             for item in (value if isinstance(value, (list, tuple)) else (value,))
         )
     }
+
+
+def overwritten_by_gradient(variable: Any) -> bool:
+    """Whether the gradient is the variable's next value (scales of float8 training)."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def rate_variable(optimizer: Any) -> Any:

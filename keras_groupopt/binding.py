@@ -10,11 +10,10 @@ from typing import Any
 
 import keras
 
-from keras_groupopt import gradient_state, kernels, memory, resolve, walk, wording
+from keras_groupopt import _compat, gradient_state, kernels, memory, resolve, walk, wording
 from keras_groupopt import plan as planning
 from keras_groupopt.declaration import Declaration
 from keras_groupopt.gradient_state import Wanted
-from keras_groupopt.group_parts import overwritten_by_gradient
 from keras_groupopt.parts import Parts
 from keras_groupopt.rules import registry
 from keras_groupopt.run_length import is_needed
@@ -165,7 +164,7 @@ class Binding:
 
     def _resolve(self, variables: list[Any]) -> planning.Plan:
         plan = self._resolve_declared(variables)
-        overwritten = [i for i, v in enumerate(variables) if overwritten_by_gradient(v)]
+        overwritten = [i for i, v in enumerate(variables) if _compat.overwritten_by_gradient(v)]
         for planned in plan.groups:
             ruled = [v for v in planned.variables if v.position not in overwritten]
             shapes = [(variable.path, variable.shape) for variable in ruled]

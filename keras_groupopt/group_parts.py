@@ -83,10 +83,10 @@ class GroupParts:
                 self.anchors[index] = optimizer.add_variable_from_reference(
                     variable,
                     name="anchor",
-                    initializer=_copy_of(self._given.pop(planned.position, variable)),
+                    initializer=kernels.copy_of(self._given.pop(planned.position, variable)),
                 )
         for index, variable in enumerate(self.variables):
-            written = overwritten_by_gradient(variable)
+            written = _compat.overwritten_by_gradient(variable)
             if averaged and not written:
                 self.averages[index] = self._add_beside(optimizer, index, "average", True)
             if accumulated:
@@ -97,7 +97,7 @@ class GroupParts:
         reference = self.variables[index]
         return optimizer.add_variable(
             shape=reference.shape,
-            initializer=_copy_of(reference) if copied else "zeros",
+            initializer=kernels.copy_of(reference) if copied else "zeros",
             dtype=wide_dtype(reference),
             layout=_compat.layout_of(reference),
             name=name,
@@ -113,7 +113,7 @@ class GroupParts:
         rule = make_rule(self.planned.group.rule, lambda: self._rate, where)
         self.rule = kernels.without_reduction(rule)
         self.rule.name = self._prefix
-        ruled = [v for v in self.variables if not overwritten_by_gradient(v)]
+        ruled = [v for v in self.variables if not _compat.overwritten_by_gradient(v)]
         self.rule.build(ruled)
         _compat.track_all_state(self.rule)
         self._fields = ScheduledFields(self.rule, scheduled(self.planned.group.rule))
@@ -123,7 +123,7 @@ class GroupParts:
         classes = [
             place
             for place, v in zip(self._rates.classes, self.variables, strict=True)
-            if not overwritten_by_gradient(v)
+            if not _compat.overwritten_by_gradient(v)
         ]
         self._split = (
             SplitUpdates(self.rule, classes, self._set_rate, where)
@@ -283,19 +283,3 @@ class GroupParts:
                 if variable is not None:
                     found[f"{self.name}/{planned.path}/{name}"] = variable
         return found
-
-
-def overwritten_by_gradient(variable: Any) -> bool:
-    """Whether the gradient is the variable's next value (scales of float8 training)."""
-    return bool(getattr(variable, "overwrite_with_gradient", False))
-
-
-def _copy_of(value: Any) -> Any:
-    """Returns an initializer that copies, as a shared buffer could not be donated on JAX."""
-
-    def initializer(shape: Any, dtype: Any = None) -> Tensor:
-        del shape
-        tensor = keras.ops.convert_to_tensor(value)
-        return keras.ops.copy(keras.ops.cast(tensor, dtype or tensor.dtype))
-
-    return initializer

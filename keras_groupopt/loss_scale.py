@@ -9,7 +9,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_groupopt import kernels
+from keras_groupopt import _compat, kernels
 from keras_groupopt.arguments import check_count, check_number
 from keras_groupopt.finiteness import NONE
 from keras_groupopt.grouped_optimizer import _FIXED, GroupedOptimizer, values_in
@@ -389,7 +389,7 @@ def _unscale(grads: Sequence[Tensor | None], variables: Sequence[Any], scale: An
     """Returns the gradients of the loss itself; a gradient that is a next value stays."""
     return [
         gradient
-        if gradient is None or getattr(variable, "overwrite_with_gradient", False)
+        if gradient is None or _compat.overwritten_by_gradient(variable)
         else ops.divide(gradient, scale)
         for gradient, variable in zip(grads, variables, strict=True)
     ]

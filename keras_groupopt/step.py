@@ -12,8 +12,8 @@ from typing import Any
 
 from keras import ops
 
-from keras_groupopt import accumulation, clipping, finiteness, kernels
-from keras_groupopt.group_parts import GroupParts, overwritten_by_gradient
+from keras_groupopt import _compat, accumulation, clipping, finiteness, kernels
+from keras_groupopt.group_parts import GroupParts
 from keras_groupopt.measures import Before, Measures
 from keras_groupopt.parts import Parts
 
@@ -120,7 +120,7 @@ def on_each_device(
     """
     came = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
     parts = [gradient for gradient, _ in came]
-    largest = [overwritten_by_gradient(variable) for _, variable in came]
+    largest = [_compat.overwritten_by_gradient(variable) for _, variable in came]
     samples = accumulation.check_samples(sample_count)
     if samples is not None:
         parts.append(ops.cast(samples, "float32"))
@@ -161,7 +161,7 @@ def route(
             continue
         if gradient is None and position in came:
             routed.paths.append(group.planned.variables[index].path)
-        if overwritten_by_gradient(group.variables[index]):
+        if _compat.overwritten_by_gradient(group.variables[index]):
             routed.written.append((group, index, gradient))
         elif gradient is None:
             routed.absent[number].append(index)
@@ -287,7 +287,7 @@ def flush(
     routed = Routed.empty(parts)
     for number, group in enumerate(parts.groups):
         for index, variable in enumerate([] if group.frozen else group.variables):
-            if overwritten_by_gradient(variable):
+            if _compat.overwritten_by_gradient(variable):
                 routed.written.append((group, index, None))
             elif index in known[number]:
                 routed.indices[number].append(index)

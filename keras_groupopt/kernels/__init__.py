@@ -118,6 +118,21 @@ def on_host(scalar: Any) -> Any:
     return np.asarray(keras.ops.convert_to_numpy(scalar)).item()
 
 
+def copy_of(value: Any) -> Callable[..., Any]:
+    """Returns an initializer that copies: on JAX a buffer that two share could not be donated.
+
+    Args:
+        value: A variable or an array.
+    """
+
+    def initializer(shape: Any, dtype: Any = None) -> Any:
+        del shape
+        tensor = keras.ops.convert_to_tensor(value)
+        return keras.ops.copy(keras.ops.cast(tensor, dtype or tensor.dtype))
+
+    return initializer
+
+
 def when(predicate: Any, body: Callable[[], None], variables: Sequence[Any]) -> None:
     """Runs `body` if `predicate` holds, without reading it on the host in a compiled step.
 

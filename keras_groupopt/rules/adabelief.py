@@ -109,28 +109,18 @@ class AdaBelief(UpdateRule):
         if self.amsgrad:
             self._largest = self.add_optimizer_variables(variables, "largest_variance")
 
-    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
-        """Move one variable by one step.
-
-        Args:
-            gradient: The gradient, of the variable's shape; on TensorFlow it may be
-                `IndexedSlices`.
-            variable: The variable, one of those the optimizer was built with.
-            learning_rate: The rate of this step, a scalar.
-        """
-        index = self._get_variable_index(variable)
-        momentum, variance = self._momentums[index], self._variances[index]
-        dtype = self.arithmetic_dtype(variable)
-        gradient = self.dense(gradient, variable, dtype)
+    def _update(
+        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
+    ) -> Tensor:
         beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
         epsilon = scalar(self.epsilon, dtype)
         if keras.backend.standardize_dtype(variable.dtype) == "float16":
             epsilon = ops.maximum(ops.cast(epsilon, dtype), _SMALLEST_OF_FLOAT16)
 
-        old_m, old_s = ops.cast(momentum, dtype), ops.cast(variance, dtype)
-        m = old_m + (gradient - old_m) * (1.0 - beta_1)
+        variance = self._variances[index]
+        m = self._moved(self._momentums[index], gradient, 1.0 - beta_1)
+        old_s = ops.cast(variance, dtype)
         s = old_s + (ops.square(gradient - m) - old_s) * (1.0 - beta_2) + epsilon
-        self.assign(momentum, ops.cast(m, momentum.dtype))
         self.assign(variance, ops.cast(s, variance.dtype))
         if self.amsgrad:
             largest = self._largest[index]
@@ -144,10 +134,10 @@ class AdaBelief(UpdateRule):
             return correction, True, ops.sqrt(bias_correction(beta_2, step))
 
         correction, trusted, factor = self.once(dtype, scalars)
-        rate = ops.cast(learning_rate, dtype) / correction
+        rate = rate / correction
         root = ops.sqrt(s)
         if self.rectify:
             rate = ops.where(trusted, rate * factor / (root + epsilon), rate)
         else:
             rate = rate / (root / factor + epsilon)
-        self.assign_sub(variable, ops.cast(m * rate, variable.dtype))
+        return m * rate

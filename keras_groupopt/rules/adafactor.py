@@ -8,6 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_groupopt import _compat
 from keras_groupopt.rules import checks
 from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.update_rule import UpdateRule
@@ -122,7 +123,7 @@ class Adafactor(UpdateRule):
         self._velocities: list[Any] = []
         for variable in variables:
             rows = columns = velocity = None
-            if getattr(variable, "overwrite_with_gradient", False):
+            if _compat.overwritten_by_gradient(variable):
                 pass
             elif len(variable.shape) < 2:
                 velocity = self.add_variable_from_reference(variable, name="velocity")
@@ -135,28 +136,20 @@ class Adafactor(UpdateRule):
             self._columns.append(columns)
             self._velocities.append(velocity)
 
-    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
-        """Move one variable by one step.
-
-        Args:
-            gradient: The gradient, of the variable's shape; on TensorFlow it may be
-                `IndexedSlices`.
-            variable: The variable, one of those the optimizer was built with.
-            learning_rate: The rate of this step, a scalar.
-        """
-        dtype = self.arithmetic_dtype(variable)
-        gradient = self.dense(gradient, variable, dtype)
+    def _update(
+        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
+    ) -> Tensor:
         fresh, factor = self.once(dtype, lambda step: self._scalars(step, dtype))
         squares = ops.square(gradient) + scalar(self.epsilon_1, dtype)
-        update = gradient / self._roots(squares, self._get_variable_index(variable), fresh)
+        update = gradient / self._roots(squares, index, fresh)
         limit = scalar(self.clip_threshold, dtype)
         update = update / ops.maximum(_rms(update) / limit, ops.ones((), dtype))
 
-        rate = ops.cast(learning_rate, dtype) * factor
+        rate = rate * factor
         if self.scale_parameter:
             smallest = ops.cast(self.epsilon_2, dtype)
             rate = rate * ops.maximum(smallest, _rms(ops.cast(variable, dtype)))
-        self.assign_sub(variable, ops.cast(update * rate, variable.dtype))
+        return update * rate
 
     def _scalars(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
         """Returns 1 - β, and the relative step."""
@@ -169,18 +162,10 @@ class Adafactor(UpdateRule):
 
     def _roots(self, squares: Tensor, index: int, fresh: Tensor) -> Tensor:
         """Returns √v, with `squares` taken in."""
-        dtype = str(keras.backend.standardize_dtype(squares.dtype))
-
-        def moved(slot: Any, value: Tensor) -> Tensor:
-            old = ops.cast(slot, dtype)
-            new = old + (value - old) * fresh
-            self.assign(slot, ops.cast(new, slot.dtype))
-            return new
-
         if self._velocities[index] is not None:
-            return ops.sqrt(moved(self._velocities[index], squares))
-        rows = moved(self._rows[index], ops.mean(squares, axis=-1))
-        columns = moved(self._columns[index], ops.mean(squares, axis=-2))
+            return ops.sqrt(self._moved(self._velocities[index], squares, fresh))
+        rows = self._moved(self._rows[index], ops.mean(squares, axis=-1), fresh)
+        columns = self._moved(self._columns[index], ops.mean(squares, axis=-2), fresh)
         # Roots first: a product of two small moments would be 0.
         share = ops.sqrt(rows / ops.mean(rows, axis=-1, keepdims=True))
         return ops.expand_dims(share, -1) * ops.expand_dims(ops.sqrt(columns), -2)

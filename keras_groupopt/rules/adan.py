@@ -137,28 +137,19 @@ class Adan(UpdateRule):
         finally:
             self._prox.rate, self.weight_decay = None, self._prox.rate
 
-    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
-        """Move one variable by one step.
-
-        Args:
-            gradient: The gradient, of the variable's shape; on TensorFlow it may be
-                `IndexedSlices`.
-            variable: The variable, one of those the optimizer was built with.
-            learning_rate: The rate of this step, a scalar.
-        """
-        index = self._get_variable_index(variable)
-        dtype = self.arithmetic_dtype(variable)
-        gradient = self.dense(gradient, variable, dtype)
+    def _update(
+        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
+    ) -> Tensor:
         beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
         beta_3 = scalar(self.beta_3, dtype)
 
         last, started = self._last_gradients[index], self._started[index]
         change = gradient - ops.cast(last, dtype)
         change = ops.where(ops.greater(started, 0.0), change, ops.zeros_like(change))
-        m = self._moved(self._momentums[index], gradient, beta_1, dtype)
-        d = self._moved(self._differences[index], change, beta_2, dtype)
+        m = self._moved(self._momentums[index], gradient, 1.0 - beta_1)
+        d = self._moved(self._differences[index], change, 1.0 - beta_2)
         ahead = ops.square(gradient + beta_2 * change)
-        n = self._moved(self._velocities[index], ahead, beta_3, dtype)
+        n = self._moved(self._velocities[index], ahead, 1.0 - beta_3)
         self.assign(last, ops.cast(gradient, last.dtype))
         self.assign(started, ops.ones((), started.dtype))
 
@@ -167,20 +158,13 @@ class Adan(UpdateRule):
             return 1.0 / first, beta_2 / second, ops.rsqrt(bias_correction(beta_3, step))
 
         of_m, of_d, of_root = self.once(dtype, corrections)
-        rate = ops.cast(learning_rate, dtype)
         root = ops.sqrt(n) * of_root + scalar(self.epsilon, dtype)
         update = (m * of_m + d * of_d) * rate / root
         if self._prox.rate is not None and self._prox.decayed[index]:
             # (w - u) / (1 + x) = w - (u + x w) / (1 + x): small numbers stay small.
             shrink = rate * scalar(self._prox.rate, dtype)
             update = (update + shrink * ops.cast(variable, dtype)) / (1.0 + shrink)
-        self.assign_sub(variable, ops.cast(update, variable.dtype))
-
-    def _moved(self, slot: Any, value: Tensor, beta: Any, dtype: str) -> Tensor:
-        old = ops.cast(slot, dtype)
-        new = old + (value - old) * (1.0 - beta)
-        self.assign(slot, ops.cast(new, slot.dtype))
-        return new
+        return update
 
 
 class _Prox:

@@ -96,18 +96,10 @@ class LARS(UpdateRule):
         super().build(variables)
         self._velocities = self.add_optimizer_variables(variables, "velocity")
 
-    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
-        """Move one variable by one step.
-
-        Args:
-            gradient: The gradient, of the variable's shape; on TensorFlow it may be
-                `IndexedSlices`.
-            variable: The variable, one of those the optimizer was built with.
-            learning_rate: The rate of this step, a scalar.
-        """
-        velocity = self._velocities[self._get_variable_index(variable)]
-        dtype = self.arithmetic_dtype(variable)
-        gradient = self.dense(gradient, variable, dtype)
+    def _update(
+        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
+    ) -> Tensor:
+        velocity = self._velocities[index]
         momentum = scalar(self.momentum, dtype)
 
         length = ops.sqrt(ops.sum(ops.square(ops.cast(variable, dtype))))
@@ -115,10 +107,7 @@ class LARS(UpdateRule):
         has_ratio = ops.logical_and(length > 0, slope > 0)
         divisor = ops.where(has_ratio, slope + scalar(self.epsilon, dtype), 1.0)
         trusted = scalar(self.trust_coefficient, dtype) * length / divisor
-        rate = ops.cast(learning_rate, dtype) * ops.where(has_ratio, trusted, 1.0)
-
-        scaled = gradient * rate
+        scaled = gradient * (rate * ops.where(has_ratio, trusted, 1.0))
         v = ops.cast(velocity, dtype) * momentum + scaled
         self.assign(velocity, ops.cast(v, velocity.dtype))
-        update = v * momentum + scaled if self.nesterov else v
-        self.assign_sub(variable, ops.cast(update, variable.dtype))
+        return v * momentum + scaled if self.nesterov else v

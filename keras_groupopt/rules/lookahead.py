@@ -14,7 +14,7 @@ from keras_groupopt.groups import LIFTED, Rule, as_rule
 from keras_groupopt.rules import checks, registry
 from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.serialization import deserialize_rule, serialize_rule
-from keras_groupopt.rules.update_rule import UpdateRule, copy_of
+from keras_groupopt.rules.update_rule import UpdateRule
 
 Tensor = Any
 
@@ -99,9 +99,9 @@ class Lookahead(UpdateRule):
         self._ahead.optimizer = optimizer
         self._slow_weights = [
             None
-            if getattr(variable, "overwrite_with_gradient", False)
+            if _compat.overwritten_by_gradient(variable)
             else self.add_variable_from_reference(
-                variable, name="slow", initializer=copy_of(variable)
+                variable, name="slow", initializer=kernels.copy_of(variable)
             )
             for variable in variables
         ]

@@ -146,18 +146,10 @@ class Muon(UpdateRule):
         super().build(variables)
         self._momentums = self.add_optimizer_variables(variables, "momentum")
 
-    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
-        """Move one variable by one step.
-
-        Args:
-            gradient: The gradient, of the variable's shape; on TensorFlow it may be
-                `IndexedSlices`.
-            variable: The variable, one of those the optimizer was built with.
-            learning_rate: The rate of this step, a scalar.
-        """
-        slot = self._momentums[self._get_variable_index(variable)]
-        dtype = self.arithmetic_dtype(variable)
-        gradient = self.dense(gradient, variable, dtype)
+    def _update(
+        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
+    ) -> Tensor:
+        slot = self._momentums[index]
         momentum = scalar(self.momentum, dtype)
         m = ops.cast(slot, dtype) * momentum + gradient
         self.assign(slot, ops.cast(m, slot.dtype))
@@ -168,8 +160,7 @@ class Muon(UpdateRule):
             size = math.sqrt(max(1.0, columns / rows))
         else:
             size = scalar(self.rms_rate, dtype) * math.sqrt(max(rows, columns))
-        rate = ops.cast(learning_rate, dtype) * size
-        self.assign_sub(variable, ops.cast(direction * rate, variable.dtype))
+        return direction * (rate * size)
 
     def _orthogonal(self, x: Tensor, dtype: str) -> Tensor:
         a, b, c = (scalar(value, dtype) for value in (self.muon_a, self.muon_b, self.muon_c))

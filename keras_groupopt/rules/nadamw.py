@@ -103,25 +103,12 @@ class NAdamW(UpdateRule):
             variables, ["momentum", "velocity"]
         )
 
-    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
-        """Move one variable by one step.
-
-        Args:
-            gradient: The gradient, of the variable's shape; on TensorFlow it may be
-                `IndexedSlices`.
-            variable: The variable, one of those the optimizer was built with.
-            learning_rate: The rate of this step, a scalar.
-        """
-        index = self._get_variable_index(variable)
-        momentum, velocity = self._momentums[index], self._velocities[index]
-        dtype = self.arithmetic_dtype(variable)
-        gradient = self.dense(gradient, variable, dtype)
+    def _update(
+        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
+    ) -> Tensor:
         beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
-        old_m, old_v = ops.cast(momentum, dtype), ops.cast(velocity, dtype)
-        m = old_m + (gradient - old_m) * (1.0 - beta_1)
-        v = old_v + (ops.square(gradient) - old_v) * (1.0 - beta_2)
-        self.assign(momentum, ops.cast(m, momentum.dtype))
-        self.assign(velocity, ops.cast(v, velocity.dtype))
+        m = self._moved(self._momentums[index], gradient, 1.0 - beta_1)
+        v = self._moved(self._velocities[index], ops.square(gradient), 1.0 - beta_2)
 
         def scalars(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             decay = scalar(self.momentum_decay, dtype)
@@ -129,10 +116,8 @@ class NAdamW(UpdateRule):
             return of_m, of_g, ops.rsqrt(bias_correction(beta_2, step))
 
         of_m, of_g, of_root = self.once(dtype, scalars)
-        rate = ops.cast(learning_rate, dtype)
         root = ops.sqrt(v) * of_root + scalar(self.epsilon, dtype)
-        update = (m * of_m + gradient * of_g) * rate / root
-        self.assign_sub(variable, ops.cast(update, variable.dtype))
+        return (m * of_m + gradient * of_g) * rate / root
 
 
 def _lookahead(beta: Any, decay: Any, step: Tensor, dtype: str) -> tuple[Tensor, Tensor]:

@@ -103,31 +103,17 @@ class RAdam(UpdateRule):
             variables, ["momentum", "velocity"]
         )
 
-    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
-        """Move one variable by one step.
-
-        Args:
-            gradient: The gradient, of the variable's shape; on TensorFlow it may be
-                `IndexedSlices`.
-            variable: The variable, one of those the optimizer was built with.
-            learning_rate: The rate of this step, a scalar.
-        """
-        index = self._get_variable_index(variable)
-        momentum, velocity = self._momentums[index], self._velocities[index]
-        dtype = self.arithmetic_dtype(variable)
-        gradient = self.dense(gradient, variable, dtype)
-        old_m, old_v = ops.cast(momentum, dtype), ops.cast(velocity, dtype)
-        m = old_m + (gradient - old_m) * (1.0 - scalar(self.beta_1, dtype))
-        v = old_v + (ops.square(gradient) - old_v) * (1.0 - scalar(self.beta_2, dtype))
-        self.assign(momentum, m)
-        self.assign(velocity, v)
+    def _update(
+        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
+    ) -> Tensor:
+        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
+        m = self._moved(self._momentums[index], gradient, 1.0 - beta_1)
+        v = self._moved(self._velocities[index], ops.square(gradient), 1.0 - beta_2)
 
         def scalars(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            correction = bias_correction(scalar(self.beta_1, dtype), step)
-            return correction, *rectification(scalar(self.beta_2, dtype), step)
+            return bias_correction(beta_1, step), *rectification(beta_2, step)
 
         correction, trusted, factor = self.once(dtype, scalars)
-        rate = ops.cast(learning_rate, dtype) / correction
+        rate = rate / correction
         adaptive = rate * factor / (ops.sqrt(v) + scalar(self.epsilon, dtype))
-        rate = ops.where(trusted, adaptive, rate)
-        self.assign_sub(variable, ops.cast(m * rate, variable.dtype))
+        return m * ops.where(trusted, adaptive, rate)

@@ -8,9 +8,10 @@ from typing import Any
 import keras
 from keras import ops
 
+from keras_groupopt import _compat, kernels
 from keras_groupopt.rules import checks
 from keras_groupopt.rules.scalars import bias_correction, scalar
-from keras_groupopt.rules.update_rule import UpdateRule, copy_of
+from keras_groupopt.rules.update_rule import UpdateRule
 
 Tensor = Any
 
@@ -108,9 +109,9 @@ class ScheduleFreeAdamW(UpdateRule):
         self._velocities = self.add_optimizer_variables(variables, "velocity")
         self._fast = [
             None
-            if getattr(variable, "overwrite_with_gradient", False)
+            if _compat.overwritten_by_gradient(variable)
             else self.add_variable_from_reference(
-                variable, name="fast", initializer=copy_of(variable)
+                variable, name="fast", initializer=kernels.copy_of(variable)
             )
             for variable in variables
         ]
@@ -124,19 +125,9 @@ class ScheduleFreeAdamW(UpdateRule):
             for slot in self._fast
         ]
 
-    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
-        """Move one variable by one step.
-
-        Args:
-            gradient: The gradient, of the variable's shape; on TensorFlow it may be
-                `IndexedSlices`.
-            variable: The variable, one of those the optimizer was built with.
-            learning_rate: The rate of this step, a scalar.
-        """
-        index = self._get_variable_index(variable)
-        velocity, fast = self._velocities[index], self._fast[index]
-        dtype = self.arithmetic_dtype(variable)
-        gradient = self.dense(gradient, variable, dtype)
+    def _update(
+        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
+    ) -> Tensor:
         beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
 
         def scalars(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,20 +135,18 @@ class ScheduleFreeAdamW(UpdateRule):
             return self._warmup(step, dtype), root, ops.power(step, scalar(self.r, dtype))
 
         warmup, of_root, weight = self.once(dtype, scalars)
-        rate = ops.cast(learning_rate, dtype) * warmup
+        rate = rate * warmup
         share, is_first = self._taken_in(index, rate, weight)
-        old_v = ops.cast(velocity, dtype)
-        v = old_v + (ops.square(gradient) - old_v) * (1.0 - beta_2)
-        self.assign(velocity, ops.cast(v, velocity.dtype))
+        v = self._moved(self._velocities[index], ops.square(gradient), 1.0 - beta_2)
         update = gradient * rate / (ops.sqrt(v) * of_root + scalar(self.epsilon, dtype))
 
-        w = ops.cast(variable, dtype)
+        fast, w = self._fast[index], ops.cast(variable, dtype)
         # Nothing has been averaged yet: the sequence starts here.
         z = ops.where(is_first, w, ops.cast(fast, dtype))
         self.assign(fast, ops.cast(z - update, fast.dtype))
         # (1 - β₁) z + β₁ x, with x from w: the division by β₁ cancels.
         kept = 1.0 - beta_1 * (1.0 - share)
-        self.assign_sub(variable, ops.cast((w - z) * share + update * kept, variable.dtype))
+        return (w - z) * share + update * kept
 
     def _warmup(self, step: Tensor, dtype: str) -> Tensor:
         if self.warmup_steps == 0:

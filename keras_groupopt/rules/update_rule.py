@@ -89,18 +89,46 @@ class UpdateRule(keras.optimizers.Optimizer):
         config: dict[str, Any] = super().get_config()
         return config | {name: getattr(self, name) for name in self.arguments}
 
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        """Move one variable by one step.
+
+        Args:
+            gradient: The gradient, of the variable's shape; on TensorFlow it may be
+                `IndexedSlices`.
+            variable: The variable, one of those the optimizer was built with.
+            learning_rate: The rate of this step, a scalar.
+        """
+        index, dtype = self._get_variable_index(variable), self.arithmetic_dtype(variable)
+        # Slices become a dense tensor, so that repeated rows are summed before any square.
+        dense = ops.cast(ops.reshape(gradient, variable.shape), dtype)
+        update = self._update(index, dense, variable, ops.cast(learning_rate, dtype), dtype)
+        self.assign_sub(variable, ops.cast(update, variable.dtype))
+
+    def _update(
+        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
+    ) -> Tensor:
+        """Returns what is to be taken off a variable, and moves its slots.
+
+        Args:
+            index: The variable's place among those the optimizer was built with.
+            gradient: Its gradient, dense and in `dtype`.
+            variable: The variable.
+            rate: The rate of this step, in `dtype`.
+            dtype: What the arithmetic is done in.
+        """
+        raise NotImplementedError
+
+    def _moved(self, slot: Any, value: Tensor, share: Any) -> Tensor:
+        """Moves a mean by a share of the way to `value`, and returns it in the dtype of that."""
+        old = ops.cast(slot, value.dtype)
+        new = old + (value - old) * share
+        self.assign(slot, ops.cast(new, slot.dtype))
+        return new
+
     @staticmethod
     def arithmetic_dtype(variable: Any) -> str:
         """Returns the dtype that a variable is moved in."""
         return str(keras.backend.result_type(variable.dtype, "float32"))
-
-    @staticmethod
-    def dense(gradient: Tensor, variable: Any, dtype: str) -> Tensor:
-        """Returns a gradient as a tensor of `dtype` and of its variable's shape.
-
-        Slices become a dense tensor, so that repeated rows are summed before any square.
-        """
-        return ops.cast(ops.reshape(gradient, variable.shape), dtype)
 
 
 class _ThisStep:
@@ -110,14 +138,3 @@ class _ThisStep:
     """
 
     scalars: dict[str, Any] | None = None
-
-
-def copy_of(variable: Any) -> Callable[..., Tensor]:
-    """Returns an initializer that copies a variable: on JAX shared buffers cannot be donated."""
-
-    def initializer(shape: Any, dtype: Any = None) -> Tensor:
-        del shape
-        value = ops.convert_to_tensor(variable)
-        return ops.copy(ops.cast(value, dtype or value.dtype))
-
-    return initializer

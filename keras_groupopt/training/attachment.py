@@ -10,9 +10,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt import kernels, walk
+from keras_groupopt import _compat, kernels, walk
 from keras_groupopt.gradient_state import GradientState, Wanted
-from keras_groupopt.group_parts import overwritten_by_gradient
 from keras_groupopt.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.selectors import Selector
 from keras_groupopt.training.batch import Batch, one_per_variable
@@ -240,7 +239,7 @@ class Attachment:
         present = [
             place
             for place, (gradient, variable) in enumerate(zip(first, variables, strict=True))
-            if gradient is not None and not overwritten_by_gradient(variable)
+            if gradient is not None and not _compat.overwritten_by_gradient(variable)
         ]
         moving = [place for place in present if id(variables[place]) not in frozen]
         if not moving:

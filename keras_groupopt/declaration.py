@@ -35,6 +35,8 @@ class Declaration:
         self.is_run = True
         # The identities of schedules that were said to be shorter than the run.
         self.said_short: set[int] = set()
+        # The end of the run that they were last compared with.
+        self.run_seen: int | None = None
         # What the gradient rule of the model asks to be kept.
         self.gradient_rule: Wanted | None = None
         # What steps are to measure.

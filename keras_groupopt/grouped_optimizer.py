@@ -388,21 +388,17 @@ class GroupedOptimizer(
         # Neither AutoGraph nor `torch.compile` can read an annotation here.
         missing = []  # type: ignore[var-annotated]
 
-        end = run_length.of_fit(
-            self._declaration.live_model(required=False), self.gradient_accumulation_steps
-        )
-        if end is not None and self._declaration.is_run:
-            run_length.warn_if_shorter(parts.plan, end, self._declaration.said_short)
+        self._look_at_run(parts)
 
         def step_on_device(sums: list[Tensor | None], samples: Tensor | None) -> None:
-            with keras.name_scope(self.name), parts.in_run(self._iterations):
+            with keras.name_scope(self.name), parts.in_run(self._iterations) as run:
                 reach = parts.within_reach(positions)
                 routed = step.route(parts, sums, positions, reach)
                 parts.note_gradients(routed.indices)
                 own = [parts.variables[position] for position in reach]
                 changing = [*self.changing_variables, *own]
                 if parts.run_length is not None:
-                    parts.run_length.keep(self._iterations)
+                    parts.run_length.keep(run.total)
                 step.step(parts, routed, self._settings(samples), changing)
             missing[:] = routed.paths
 
@@ -410,6 +406,14 @@ class GroupedOptimizer(
         known = [parts.variables[position] for position in positions]
         step.on_each_device(step_on_device, grads, known, sample_count, self.variables)
         self._warn_of_missing(parts, missing)
+
+    def _look_at_run(self, parts: Parts) -> None:
+        """Says which schedules are shorter than the `fit` that this step is of, once for each."""
+        declaration = self._declaration
+        end = run_length.of_fit(self._live_model(), self.gradient_accumulation_steps)
+        if end is not None and end != declaration.run_seen and declaration.is_run:
+            declaration.run_seen = end
+            run_length.warn_if_shorter(parts.plan, end, declaration.said_short)
 
     def _build_once(self, variables: list[Any]) -> None:
         if not self._is_built or self._declaration.pending is not None:

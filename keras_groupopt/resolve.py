@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, TypeVar
 
 from keras_groupopt import wording
 from keras_groupopt.arguments import check_number
@@ -18,6 +18,7 @@ from keras_groupopt.base_rate import FromBase
 from keras_groupopt.bindings import check_drives
 from keras_groupopt.groups import DEFAULT_GROUP, Anchor, Group
 from keras_groupopt.plan import Defaults, Plan, PlannedGroup, PlannedVariable, describe_scalar
+from keras_groupopt.ratios import Ratio
 from keras_groupopt.selectors import Selector, everything
 from keras_groupopt.variable_info import VariableCatalog, VariableInfo
 
@@ -116,16 +117,18 @@ def resolve(
             group is frozen.
     """
     order = {position: place for place, position in enumerate(trainable)}
-    owners: dict[int, str] = {}
-    for group in groups:
-        if group.selector is None:
-            continue
-        for position in _claims(group, catalog, order):
-            owner = owners.get(position)
-            if owner is None or defaults.overlap == "last":
-                owners[position] = group.name
-            elif defaults.overlap == "error":
-                raise ValueError(_overlap_message(groups, owner, group, catalog, order))
+    owners = {
+        position: group.name
+        for position, group in _assigned(
+            (
+                (group, _claims(group, catalog, order))
+                for group in groups
+                if group.selector is not None
+            ),
+            defaults.overlap,
+            lambda first, second: _overlap_message(first, second, catalog, order),
+        ).items()
+    }
     rest = [position for position in trainable if position not in owners]
     declared = list(groups)
     if rest:
@@ -191,8 +194,8 @@ def _ratio_places(
     defaults: Defaults, catalog: VariableCatalog, moving: Collection[int]
 ) -> dict[int, int]:
     """Returns, per position in `catalog` that some ratio claims, which ratio counts."""
-    places: dict[int, int] = {}
-    for ratio in defaults.ratios:
+
+    def claims(ratio: Ratio) -> list[int]:
         try:
             claimed = ratio.selector.resolve(catalog)
         except ValueError as error:
@@ -202,20 +205,43 @@ def _ratio_places(
                 f"A selector must match at least one variable. Received: {ratio.where}, which "
                 "matches none."
             )
-        for position in sorted(claimed.intersection(moving)):
-            first = places.get(position)
-            if first is None or defaults.overlap == "last":
-                places[position] = ratio.place
-            elif defaults.overlap == "error":
-                other = defaults.ratios[first]
-                both = claimed & other.selector.resolve(catalog) & frozenset(moving)
-                raise ValueError(
-                    f"Ratios must not overlap. Received: {other.where} and {ratio.where} both "
-                    f"claim {_listing(catalog.infos[p].path for p in sorted(both))}. Take them out "
-                    f"of one, as in `{other.selector.describe()} - {ratio.selector.describe()}`, "
-                    'or say which counts with overlap="first" or overlap="last".'
-                )
-    return places
+        return sorted(claimed.intersection(moving))
+
+    def message(first: Ratio, second: Ratio) -> str:
+        both = sorted(set(claims(first)) & set(claims(second)))
+        return (
+            f"Ratios must not overlap. Received: {first.where} and {second.where} both "
+            f"claim {_listing(catalog.infos[p].path for p in both)}. Take them out "
+            f"of one, as in `{first.selector.describe()} - {second.selector.describe()}`, "
+            'or say which counts with overlap="first" or overlap="last".'
+        )
+
+    pairs = ((ratio, claims(ratio)) for ratio in defaults.ratios)
+    assigned = _assigned(pairs, defaults.overlap, message)
+    return {position: ratio.place for position, ratio in assigned.items()}
+
+
+_Claimant = TypeVar("_Claimant")
+
+
+def _assigned(
+    claims: Iterable[tuple[_Claimant, Iterable[int]]],
+    overlap: str,
+    message: Callable[[_Claimant, _Claimant], str],
+) -> dict[int, _Claimant]:
+    """Returns which claimant gets each position.
+
+    Raises:
+        ValueError: With `message`, if two claim one where that is an error.
+    """
+    owners: dict[int, _Claimant] = {}
+    for claimant, positions in claims:
+        for position in positions:
+            if position not in owners or overlap == "last":
+                owners[position] = claimant
+            elif overlap == "error":
+                raise ValueError(message(owners[position], claimant))
+    return owners
 
 
 def _rest_group(declared: list[Group], defaults: Defaults, rest: Sequence[VariableInfo]) -> str:
@@ -371,13 +397,8 @@ def _signature(name: str, shape: tuple[int, ...], dtype: str) -> str:
 
 
 def _overlap_message(
-    groups: Sequence[Group],
-    owner: str,
-    group: Group,
-    catalog: VariableCatalog,
-    order: dict[int, int],
+    other: Group, group: Group, catalog: VariableCatalog, order: dict[int, int]
 ) -> str:
-    other = next(candidate for candidate in groups if candidate.name == owner)
     both = set(_claims(other, catalog, order)) & set(_claims(group, catalog, order))
     paths = _listing(catalog.infos[position].path for position in sorted(both))
     return (

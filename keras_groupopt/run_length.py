@@ -81,10 +81,14 @@ class RunLength:
         """
         return horizon(self._total(iterations))
 
-    def keep(self, iterations: Any) -> None:
-        """Keeps what `fit` told, in the first step after it did."""
+    def keep(self, total: Any) -> None:
+        """Keeps what `fit` told, in the first step after it did.
+
+        Args:
+            total: Of the block that the step is in.
+        """
         if self.pretended is None:
-            self.variable.assign(self._total(iterations))
+            self.variable.assign(total)
 
     def set(self, total: int) -> None:
         """Sets the length."""

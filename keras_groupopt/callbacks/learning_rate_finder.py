@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from keras_groupopt import kernels
+from keras_groupopt import kernels, wording
 from keras_groupopt.arguments import check_count, check_number
 from keras_groupopt.callbacks.rate_sweeps import GroupRates, OneRate
 from keras_groupopt.callbacks.snapshot import Snapshot
@@ -195,13 +194,7 @@ class LearningRateFinder:
                     f"groups={list(self.groups)} in {_WHERE}."
                 )
             if name is not None and name not in known:
-                near = difflib.get_close_matches(str(name), known, n=1)
-                hint = f' The nearest is "{near[0]}".' if near else ""
-                listed = ", ".join(f'"{group}"' for group in known)
-                raise ValueError(
-                    f"`groups` must hold names of groups that move: {listed or 'there are none'}. "
-                    f"Received: {name!r} in {_WHERE}.{hint}"
-                )
+                raise ValueError(wording.no_such_group(name, known, known, _WHERE))
         if not self.groups:
             raise ValueError(f"`groups` must hold a name. Received: groups=[] in {_WHERE}.")
         return self.groups

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 
-from keras_groupopt import kernels
+from keras_groupopt import kernels, wording
 from keras_groupopt.arguments import check_count, check_number, is_schedule
 from keras_groupopt.callbacks.unwrap import unwrap
 from keras_groupopt.declaration import check_choice
@@ -158,13 +157,7 @@ class PlateauRatio(keras.callbacks.Callback):
         chosen = moving if self.groups is None else self.groups
         for name in chosen:
             if name not in groups:
-                near = difflib.get_close_matches(str(name), groups, n=1)
-                hint = f' The nearest is "{near[0]}".' if near else ""
-                listed = ", ".join(f'"{group}"' for group in moving)
-                raise ValueError(
-                    f"`groups` must hold names of groups that move: {listed}. Received: {name!r} "
-                    f"in {_WHERE}.{hint}"
-                )
+                raise ValueError(wording.no_such_group(name, groups, moving, _WHERE))
             if name not in moving:
                 raise ValueError(
                     f'`groups` must hold names of groups that move. Received: "{name}" in '

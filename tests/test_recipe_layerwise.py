@@ -436,3 +436,29 @@ def test_components_are_what_edges_join(before):
                 if reach[node] & reach[other]:
                     reach[node] |= reach[other]
     assert len({frozenset(part) for part in reach.values()}) == len(found)
+
+
+def test_an_output_of_a_nested_model_that_leads_nowhere_is_no_head():
+    inputs = keras.Input((4,))
+    x = keras.layers.Dense(4, activation="relu", name="stem")(inputs)
+    ends = [keras.layers.Dense(4, activation="relu", name=name)(x) for name in ("top", "unused")]
+    backbone = keras.Model(inputs, ends, name="backbone")
+    outer = keras.Input((4,))
+    model = keras.Model(outer, keras.layers.Dense(2, name="head")(backbone(outer)[0]))
+    scales = {
+        path: ratio
+        for selector, ratio in kgo.recipes.layerwise_decay(model, 0.5)
+        for path in kernels_of(model, selector)
+    }
+    assert scales == {
+        "backbone/stem/kernel": 0.25,
+        "backbone/unused/kernel": 0.25,
+        "backbone/top/kernel": 0.5,
+        "head/kernel": 1.0,
+    }
+
+
+def kernels_of(model, selector):
+    groups = [kgo.Group("chosen", selector)]
+    plan = kgo.GroupedOptimizer(groups, model=model).plan
+    return [v.path for v in plan["chosen"].variables if v.name == "kernel"]

@@ -43,6 +43,7 @@ class Call:
         inputs: Shapes of its inputs.
         outputs: Shapes of its outputs.
         child: The child of the root that it is, or lies in.
+        is_used: Whether an output of the root depends on it.
         kernels: How many layers in it own a matrix that maps features; see `_owns_kernel`.
     """
 
@@ -51,6 +52,7 @@ class Call:
     inputs: list[tuple[Any, ...]]
     outputs: list[tuple[Any, ...]]
     child: Any
+    is_used: bool = field(init=False, default=False)
     kernels: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -106,6 +108,10 @@ def calls_of(model: keras.Model) -> list[Call]:
     found: list[Call] = []
     producers: dict[int, frozenset[int]] = {}
     _add(model, producers, found, None)
+    # An output of a nested model may lead nowhere.
+    ends = (producers.get(id(tensor), frozenset()) for tensor in model.outputs)
+    for index in ancestors(found, frozenset().union(*ends)):
+        found[index].is_used = True
     return found
 
 

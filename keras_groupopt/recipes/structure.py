@@ -130,12 +130,12 @@ def _layers(calls: Sequence[Call], indices: Iterable[int]) -> list[Any]:
 def _without_side_branches(calls: Sequence[Call]) -> set[int]:
     """Leaves out what nothing trainable is before or after, such as a frozen teacher.
 
-    And what no weights come before, such as masks.
+    And what no weights come before, such as masks, and what leads to no output.
     """
-    weighted = [i for i, call in enumerate(calls) if call.weights]
+    weighted = [i for i, call in enumerate(calls) if call.weights and call.is_used]
     trained = [i for i in weighted if calls[i].operation.trainable_weights] or weighted
     tied = ancestors(calls, trained) | descendants(calls, trained)
-    return tied & descendants(calls, weighted)
+    return {i for i in tied & descendants(calls, weighted) if calls[i].is_used}
 
 
 def _after_last_drop(calls: Sequence[Call], kept: set[int]) -> set[int]:

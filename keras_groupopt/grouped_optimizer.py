@@ -531,8 +531,12 @@ class GroupedOptimizer(
         Raises:
             FloatingPointError: With `on_nonfinite="raise"`, if a compiled step was skipped.
         """
-        if self._parts is None or not _compat.is_readable(self._iterations):
-            # Of a `fit` that failed, whose compiled step holds the values still.
+        if self._parts is None:
+            return
+        if not _compat.is_readable(self._iterations):
+            # Of a `fit` that failed, whose compiled step holds the values still. Without a model
+            # that step knew no names of variables that were added.
+            self._positions(list(var_list))
             return
         if self.use_ema:
             ended = {id(variable) for variable in var_list}

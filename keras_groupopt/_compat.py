@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 from keras.src.backend.common import stateless_scope
+from keras.src.backend.common.variables import get_autocast_scope
 
 # The class of `keras.Model(inputs, outputs)`, which has no public name.
 from keras.src.models.functional import Functional
@@ -31,6 +32,7 @@ __all__ = [
     "declared_learning_rate",
     "has_decay_exclusion",
     "inner_optimizer_of",
+    "is_backend_variant",
     "is_decayed",
     "is_keras_own",
     "is_purged",
@@ -46,6 +48,7 @@ __all__ = [
     "own_variables",
     "place_in",
     "rate_variable",
+    "redirect_list_updates",
     "redirect_updates",
     "register_variables",
     "replace_built_variables",
@@ -62,6 +65,7 @@ __all__ = [
     "untrack",
     "update_metrics",
     "update_step_of",
+    "values_of",
     "with_layouts",
 ]
 
@@ -168,6 +172,11 @@ def layer_classes() -> Iterator[type[Any]]:
             yield cls
 
 
+def is_backend_variant(cls: type) -> bool:
+    """Whether `cls` is what Keras puts in the place of a public class on a backend."""
+    return cls.__module__.startswith("keras.src.backend.")
+
+
 def is_keras_own(cls: type) -> bool:
     """Whether Keras itself defines `cls`, in its public or in a backend's module."""
     return cls.__module__.startswith("keras.src.")
@@ -247,6 +256,22 @@ def rate_variable(optimizer: Any) -> Any:
     """
     rate = optimizer._learning_rate
     return rate if isinstance(rate, keras.Variable) else None
+
+
+def redirect_list_updates(rule: Any, around: Any) -> None:
+    """Has `around(update, gradients, variables)` called in place of the update of all variables.
+
+    `update(gradients, variables)` is what the rule would have done, at its own rate.
+    """
+    update = rule._backend_update_step
+
+    def redirected(gradients: Any, variables: Any, learning_rate: Any) -> None:
+        def original(gradients: Any, variables: Any) -> None:
+            update(gradients, variables, learning_rate)
+
+        around(original, gradients, variables)
+
+    rule._backend_update_step = redirected
 
 
 def redirect_updates(rule: Any, around: Any) -> None:
@@ -367,6 +392,18 @@ def track_all_state(optimizer: Any) -> None:
             if isinstance(item, keras.Variable) and id(item) not in known:
                 known.add(id(item))
                 optimizer._track_variable(item)
+
+
+def values_of(variables: Sequence[Any]) -> list[Any]:
+    """Returns the backend's tensors of variables, in whatever scope this is.
+
+    `variable.value` asks for scopes each time, which is most of a step on many small variables.
+    """
+    if not stateless_scope.in_stateless_scope() and get_autocast_scope() is None:
+        values = [getattr(variable, "_value", None) for variable in variables]
+        if all(value is not None for value in values):
+            return values
+    return [variable.value for variable in variables]
 
 
 def untrack(optimizer: Any, variable: keras.Variable) -> None:

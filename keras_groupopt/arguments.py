@@ -54,6 +54,13 @@ def check_count(name: str, value: Any, least: int, *, where: str) -> int:
     return int(value)
 
 
+def check_switch(name: str, value: Any, *, where: str) -> bool:
+    """Returns `value`, which is a boolean."""
+    if not isinstance(value, bool):
+        raise TypeError(f"`{name}` must be True or False. Received: {name}={value!r} in {where}.")
+    return value
+
+
 def check_scalar(name: str, value: Any, *, where: str) -> Any:
     """Returns `value` if it is a schedule, else as a checked float (`None` stays `None`)."""
     if value is None or is_schedule(value):

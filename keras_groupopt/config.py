@@ -63,6 +63,7 @@ def to_config(optimizer: Any, declaration: Declaration, parts: Parts | None) -> 
         "gradient_accumulation_steps": defaults.gradient_accumulation_steps,
         "ema": _average_config(defaults.ema),
         "on_nonfinite": defaults.on_nonfinite,
+        "fused": defaults.fused,
         "use_ema": optimizer.use_ema,
         "ema_momentum": serialize_scalar(optimizer.ema_momentum, "ema_momentum"),
         "ema_overwrite_frequency": optimizer.ema_overwrite_frequency,

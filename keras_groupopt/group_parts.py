@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
-from keras_groupopt import _compat, anchors, clipping, decay, kernels, slots
+from keras_groupopt import _compat, anchors, clipping, kernels, slots
 from keras_groupopt.averaging import wide_dtype
 from keras_groupopt.base_rate import FromBase
 from keras_groupopt.hyperparameters import Scalar
 from keras_groupopt.plan import Plan, PlannedGroup
 from keras_groupopt.rules.fields import ScheduledFields, scheduled
 from keras_groupopt.rules.registry import make_rule
-from keras_groupopt.variable_rates import SplitUpdates, VariableRates
+from keras_groupopt.updates import Move, Updates
+from keras_groupopt.variable_rates import VariableRates
 
 Tensor = Any
 
@@ -60,7 +61,7 @@ class GroupParts:
         self._prefix = prefix
         self._own_rate = group.learning_rate
         self._rates = VariableRates(planned.variables, plan.defaults.ratios)
-        self._build_rule()
+        self._build_rule(plan.defaults.fused)
         self._given = self._given_anchors(plan, model)
 
     def make_variables(self, optimizer: Any, averaged: bool, accumulated: bool) -> None:
@@ -108,7 +109,7 @@ class GroupParts:
         scalar.build(optimizer, self._prefix)
         self.scalars[name] = scalar
 
-    def _build_rule(self) -> None:
+    def _build_rule(self, fused: bool) -> None:
         where = self.planned.group.where
         rule = make_rule(self.planned.group.rule, lambda: self._rate, where)
         self.rule = kernels.without_reduction(rule)
@@ -116,7 +117,8 @@ class GroupParts:
         ruled = [v for v in self.variables if not _compat.overwritten_by_gradient(v)]
         self.rule.build(ruled)
         _compat.track_all_state(self.rule)
-        self._fields = ScheduledFields(self.rule, scheduled(self.planned.group.rule))
+        schedules = scheduled(self.planned.group.rule)
+        self._fields = ScheduledFields(self.rule, schedules)
         self.slots = slots.slot_names(self.rule, len(ruled))
         self.ruled = ruled
         self._ruled_places = {id(variable): place for place, variable in enumerate(ruled)}
@@ -125,11 +127,9 @@ class GroupParts:
             for place, v in zip(self._rates.classes, self.variables, strict=True)
             if not _compat.overwritten_by_gradient(v)
         ]
-        self._split = (
-            SplitUpdates(self.rule, classes, self._set_rate, where)
-            if len(set(classes)) > 1
-            else None
-        )
+        # Fused steps take hyperparameters that are numbers.
+        fused = fused and not schedules
+        self._updates = Updates(self.rule, classes, self._set_rate, where, fused)
 
     def _set_rate(self, rate: Tensor) -> None:
         self._rate = rate
@@ -195,15 +195,21 @@ class GroupParts:
         return clipping.clip_group(gradients, *self.clipping)
 
     def update(
-        self, gradients: list[Tensor], indices: Sequence[int], base: Tensor, step: Tensor
+        self,
+        gradients: list[Tensor],
+        indices: Sequence[int],
+        base: Tensor,
+        step: Tensor,
+        scale: Tensor | None = None,
     ) -> None:
         """Decays, then runs the rule, at the group's rate.
 
         Args:
-            gradients: One per index, as clipped.
+            gradients: One per index, as the group clipped them.
             indices: Places of their variables in the group.
             base: The base rate.
             step: The optimizer step.
+            scale: What clipping over all groups multiplies gradients by; `None` for 1.
         """
         if self.anchors_unknown:
             raise ValueError(
@@ -214,39 +220,28 @@ class GroupParts:
         variables = [self.variables[index] for index in indices]
         rates = self._rates.at(self.rate(base, step), step)
         try:
-            if "weight_decay" in self.scalars:
-                self._decay(indices, rates, self.scalars["weight_decay"].at(step))
+            decays = "weight_decay" in self.scalars
             if self.accumulators[indices[0]] is not None:
                 # Means are wider than weights of low precision, which not every rule expects.
                 gradients = [
                     keras.ops.cast(gradient, variable.dtype)
                     for gradient, variable in zip(gradients, variables, strict=True)
                 ]
-            self._rate = rates[self._rates.classes[indices[0]]]
+            move = Move(
+                gradients=gradients,
+                variables=variables,
+                classes=[self._rates.classes[index] for index in indices],
+                rates=rates,
+                scale=scale,
+                weight_decay=self.scalars["weight_decay"].at(step) if decays else None,
+                decayed=[self.planned.variables[index].decayed for index in indices],
+                anchors=[self.anchors[index] for index in indices],
+            )
             with self._fields.at(step):
-                if self._split is not None:
-                    self._split.apply(gradients, variables, rates)
-                else:
-                    self.rule.apply(gradients, variables)
+                self._updates.apply(move)
         finally:
             # A traced value must not outlive its trace.
             self._rate = None
-
-    def _decay(
-        self, indices: Sequence[int], rates: Mapping[Hashable, Tensor], weight_decay: Tensor
-    ) -> None:
-        for place, rate in rates.items():
-            decayed = [
-                i
-                for i in indices
-                if self.planned.variables[i].decayed and self._rates.classes[i] == place
-            ]
-            decay.apply_decay(
-                [self.variables[i] for i in decayed],
-                [self.anchors[i] for i in decayed],
-                rate,
-                weight_decay,
-            )
 
     def skip(self, step: Tensor) -> None:
         """Counts a step in which the group had no gradient, so that groups stay in phase."""

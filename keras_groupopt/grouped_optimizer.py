@@ -24,7 +24,7 @@ from keras_groupopt import (
 )
 from keras_groupopt import plan as planning
 from keras_groupopt.accumulation import check_steps
-from keras_groupopt.arguments import check_clipping, check_number, check_scalar
+from keras_groupopt.arguments import check_clipping, check_number, check_scalar, check_switch
 from keras_groupopt.binding import Binding
 from keras_groupopt.declaration import Declaration, check_base, check_choice, check_default_rule
 from keras_groupopt.ema import Average, as_average
@@ -48,6 +48,7 @@ _FIXED = (
     "ema",
     "ema_momentum",
     "ema_overwrite_frequency",
+    "fused",
     "global_clipnorm",
     "gradient_accumulation_steps",
     "on_nonfinite",
@@ -118,6 +119,10 @@ class GroupedOptimizer(
             it is and counts in `skipped_steps`; `"raise"` does so too and raises, in a compiled
             step when `fit` ends (`GroupLogger`: when the batch ends); `"propagate"` does not
             look.
+        fused: Whether a rule may move all variables of its group at once, by what the backend has
+            for that (torch's fused and foreach functions, TensorFlow's training operations), where
+            there is such a step for it. The numbers are the rule's to rounding, and state and
+            files are the same; `False` runs the rule's own update.
         use_ema: Keras' averages: as `ema=kgo.EMA(ema_momentum)`, but the first average is the
             weights after the first step, and `fit` ends by writing the averages into the weights.
         ema_momentum: The momentum for `use_ema`, in [0, 1).
@@ -166,6 +171,7 @@ class GroupedOptimizer(
         gradient_accumulation_steps: int | None = None,
         ema: Average | None = None,
         on_nonfinite: str = "skip",
+        fused: bool = True,
         use_ema: bool = False,
         ema_momentum: float = 0.99,
         ema_overwrite_frequency: int | None = None,
@@ -191,6 +197,7 @@ class GroupedOptimizer(
         self.use_ema, self.ema_momentum = bool(use_ema), ema_momentum
         self.ema_overwrite_frequency = ema_overwrite_frequency
         self.ema, self.on_nonfinite = ema, on_nonfinite
+        self.fused = check_switch("fused", fused, where=where)
         assigned = as_ratios(ratios)
         self.ratios = tuple((ratio.selector, ratio.value) for ratio in assigned)
         average = as_average(ema, use_ema, ema_momentum, ema_overwrite_frequency)
@@ -207,6 +214,7 @@ class GroupedOptimizer(
             global_clipnorm=self.global_clipnorm,
             gradient_accumulation_steps=self.gradient_accumulation_steps,
             ema=average,
+            fused=self.fused,
             on_nonfinite=check_choice("on_nonfinite", on_nonfinite, finiteness.POLICIES),
             unclaimed=check_choice("unclaimed", unclaimed, ("default", "freeze", "error")),
             overlap=check_choice("overlap", overlap, ("error", "first", "last")),

@@ -40,6 +40,7 @@ class Defaults:
     gradient_accumulation_steps: int | None = None
     ema: Average | None = None
     on_nonfinite: str = "skip"
+    fused: bool = True
     unclaimed: str = "default"
     overlap: str = "error"
 

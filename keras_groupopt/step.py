@@ -334,13 +334,14 @@ def _move(
         group.clip(own) if own else own
         for group, own in zip(parts.groups, routed.gradients, strict=True)
     ]
+    scale = None
     if settings.global_clipnorm is not None:
         if any(any(group.clipping) for group in parts.groups if not group.frozen):
             norms = None
-        gradients = _clip_jointly(gradients, settings.global_clipnorm, norms, parts.measures)
+        scale = _joint_scale(gradients, settings.global_clipnorm, norms, parts.measures)
     for group, own, places in zip(parts.groups, gradients, routed.indices, strict=True):
         if own:
-            group.update(own, places, base, at)
+            group.update(own, places, base, at, scale)
         elif not group.frozen:
             group.skip(at)
     return weights
@@ -365,18 +366,18 @@ def _finish(
     settings.iterations.assign_add(1)
 
 
-def _clip_jointly(
+def _joint_scale(
     gradients: list[list[Tensor]],
     limit: float,
     norms: Tensor | None,
     measures: Measures | None,
-) -> list[list[Tensor]]:
-    joint = [gradient for own in gradients for gradient in own]
-    if norms is None and joint:
+) -> Tensor | None:
+    if not any(gradients):
+        return None
+    if norms is None:
         # By groups, as where norms are known: the same numbers to the bit.
         _, norms = finiteness.group_norms(gradients)
-    norm = None if norms is None else ops.sqrt(ops.sum(ops.square(norms)))
-    if measures is not None and norm is not None:
+    norm = ops.sqrt(ops.sum(ops.square(norms)))
+    if measures is not None:
         measures.note_joint_clip(norm, limit)
-    clipped = iter(clipping.clip_by_global_norm(joint, limit, norm))
-    return [[next(clipped) for _ in own] for own in gradients]
+    return clipping.scale_for(norm, limit)

@@ -94,6 +94,10 @@ class SplitUpdates:
                 "does not. Make a group of the variables that have one ratio."
             )
 
+    def note(self, count: int) -> None:
+        """Notes that so many variables have been updated in another way, at their own rates."""
+        self._updated += count
+
     def _update(
         self,
         update: Callable[[Sequence[Tensor], Sequence[Any], Tensor], None],

@@ -28,6 +28,7 @@ ROWS = (
     ("slots", "hyperparameters"),
     ("decay", "clipping", "accumulation", "averaging", "finiteness", "sharpness"),
     ("memory", "anchors", "gradient_state", "measures", "variable_rates"),
+    ("updates",),
     ("group_parts", "run_length"),
     ("parts",),
     ("step", "declaration", "config"),

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from keras_groupopt.kernels.list_step import FusedStep
 from keras_groupopt.kernels.momentum import rmsprop_step as rmsprop_step
 from keras_groupopt.kernels.momentum import sgd_step as sgd_step
 
@@ -240,6 +241,11 @@ def add_scaled(first: Sequence[Tensor], second: Sequence[Tensor], factor: Tensor
     ]
 
 
+def fused_step(kind: str) -> FusedStep | None:
+    """Returns the step of a rule on a list of variables, by its name; `None` where none is."""
+    return None
+
+
 def has_replicas() -> bool:
     """Whether this runs in one of several replicas."""
     return False
@@ -253,6 +259,11 @@ def shares_of_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
 def loss_of_all(loss: Tensor) -> Tensor:
     """Returns the loss that a replica's gradient is of, without its share of the batch."""
     return loss
+
+
+def are_fusible(gradients: Sequence[Tensor], variables: Sequence[Any]) -> list[bool]:
+    """Returns for each gradient and its variable whether a fused step takes them."""
+    return [False] * len(gradients)
 
 
 def assign_on_replicas(variables: Sequence[Any], values: Sequence[Tensor], only_if: Tensor) -> None:

@@ -10,6 +10,8 @@ import torch
 
 from keras_groupopt.kernels.torch_momentum import rmsprop_step as rmsprop_step
 from keras_groupopt.kernels.torch_momentum import sgd_step as sgd_step
+from keras_groupopt.kernels.torch_steps import are_fusible as are_fusible
+from keras_groupopt.kernels.torch_steps import fused_step as fused_step
 
 Tensor = Any
 

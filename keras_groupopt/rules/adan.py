@@ -137,6 +137,22 @@ class Adan(UpdateRule):
         finally:
             self._prox.rate, self.weight_decay = None, self._prox.rate
 
+    def corrections(self, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what `m`, `d` and √n are multiplied by in this step.
+
+        Args:
+            dtype: What the arithmetic is done in.
+        """
+        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
+        beta_3 = scalar(self.beta_3, dtype)
+
+        def scalars(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            first, second = bias_correction(beta_1, step), bias_correction(beta_2, step)
+            return 1.0 / first, beta_2 / second, ops.rsqrt(bias_correction(beta_3, step))
+
+        found: tuple[Tensor, Tensor, Tensor] = self.once(dtype, scalars)
+        return found
+
     def _update(
         self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
     ) -> Tensor:
@@ -152,12 +168,7 @@ class Adan(UpdateRule):
         n = self._moved(self._velocities[index], ahead, 1.0 - beta_3)
         self.assign(last, ops.cast(gradient, last.dtype))
         self.assign(started, ops.ones((), started.dtype))
-
-        def corrections(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            first, second = bias_correction(beta_1, step), bias_correction(beta_2, step)
-            return 1.0 / first, beta_2 / second, ops.rsqrt(bias_correction(beta_3, step))
-
-        of_m, of_d, of_root = self.once(dtype, corrections)
+        of_m, of_d, of_root = self.corrections(dtype)
         root = ops.sqrt(n) * of_root + scalar(self.epsilon, dtype)
         update = (m * of_m + d * of_d) * rate / root
         if self._prox.rate is not None and self._prox.decayed[index]:

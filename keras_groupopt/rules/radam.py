@@ -103,17 +103,27 @@ class RAdam(UpdateRule):
             variables, ["momentum", "velocity"]
         )
 
-    def _update(
-        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
-    ) -> Tensor:
+    def corrections(self, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns 1 - β₁ᵗ, whether the second moment is trusted, and r √(1 - β₂ᵗ), of this step.
+
+        Args:
+            dtype: What the arithmetic is done in.
+        """
         beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
-        m = self._moved(self._momentums[index], gradient, 1.0 - beta_1)
-        v = self._moved(self._velocities[index], ops.square(gradient), 1.0 - beta_2)
 
         def scalars(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             return bias_correction(beta_1, step), *rectification(beta_2, step)
 
-        correction, trusted, factor = self.once(dtype, scalars)
+        found: tuple[Tensor, Tensor, Tensor] = self.once(dtype, scalars)
+        return found
+
+    def _update(
+        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
+    ) -> Tensor:
+        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
+        correction, trusted, factor = self.corrections(dtype)
+        m = self._moved(self._momentums[index], gradient, 1.0 - beta_1)
+        v = self._moved(self._velocities[index], ops.square(gradient), 1.0 - beta_2)
         rate = rate / correction
         adaptive = rate * factor / (ops.sqrt(v) + scalar(self.epsilon, dtype))
         return m * ops.where(trusted, adaptive, rate)

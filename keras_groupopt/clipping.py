@@ -28,7 +28,7 @@ Tensor = Any
 def scale_for(norm: Tensor, limit: float) -> Tensor:
     """Returns `min(1, limit / norm)` as a float32 scalar; NaN when `norm` is not finite."""
     scale = ops.minimum(1.0, limit / ops.maximum(norm, limit))
-    return ops.where(ops.isfinite(norm), scale, ops.full_like(scale, float("nan")))
+    return ops.where(ops.isfinite(norm), scale, float("nan"))
 
 
 def clip_by_global_norm(

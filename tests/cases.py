@@ -19,6 +19,9 @@ import references
 from grouped_reference import ReferenceGroup, grouped_step, make_rules
 
 import keras_groupopt as kgo
+from keras_groupopt.groups import as_rule
+from keras_groupopt.rules.fused import FUSIBLE
+from keras_groupopt.rules.registry import rule_class
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -281,6 +284,12 @@ class Case:
     low_precision_faults: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
     tolerance: float = 1e-5
 
+    @property
+    def fusible(self) -> bool:
+        """Whether a fused step may stand for the row's rule on some backend."""
+        cls = self.keras_class or rule_class(as_rule(self.rule, where="a row"), "a row")
+        return issubclass(cls, tuple(FUSIBLE))
+
     def optimizer(
         self,
         model: Any,
@@ -322,13 +331,15 @@ class Case:
         arguments = {**self.arguments, **self.keras_arguments, **options}
         return self.keras_class(learning_rate=self.rate.alone(ratio), **arguments)
 
-    def alone(self, model: Any, part: str, ratio: float) -> Any:
+    def alone(self, model: Any, part: str, ratio: float, fused: bool = True) -> Any:
         """A stand-alone optimizer of one part: Keras', or ours where Keras has none."""
         if self.keras_class is not None:
             return self.plain(ratio)
         group = kgo.Group(part, part, **self.group(part))
         rate = self.rate.alone(ratio)
-        return self.grouped([group], model=model, learning_rate=rate, unclaimed="freeze")
+        return self.grouped(
+            [group], model=model, learning_rate=rate, unclaimed="freeze", fused=fused
+        )
 
     def gradients(self, step: int) -> dict[str, np.ndarray]:
         """What `apply` is given at a step."""

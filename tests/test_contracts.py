@@ -44,8 +44,13 @@ def rows(cases: Sequence[Case]) -> Any:
 
 every_case = rows(CASES)
 every_rule = rows(RULES)
-every_plain_case = rows([case for case in CASES if case.keras_class])
-every_separable_case = rows([case for case in CASES if case.separable])
+
+
+def either_way(cases: Sequence[Case]) -> Any:
+    """Parameters `case` and `fused`: rules that have a fused step are tried with and without it."""
+    pairs = [(case, fused) for case in cases for fused in (True, False) if fused or case.fusible]
+    names = [case.name if fused else f"{case.name}-not_fused" for case, fused in pairs]
+    return pytest.mark.parametrize(("case", "fused"), pairs, ids=names)
 
 
 # What is compared -----------------------------------------------------------------------------
@@ -82,11 +87,16 @@ def missing_is_expected() -> Iterator[None]:
         yield
 
 
+def equality(case: Case, fused: bool) -> Callable[..., None]:
+    """To the bit where the same operations run; a fused step rounds otherwise."""
+    return assert_same if case.exact and not (fused and case.fusible) else assert_close
+
+
 @functools.cache
-def ten_steps(case: Case) -> list[dict[str, np.ndarray]]:
+def ten_steps(case: Case, fused: bool = True) -> list[dict[str, np.ndarray]]:
     """The row's weights after each of ten eager steps, which several tests compare with."""
     model = make_model()
-    optimizer = case.optimizer(model)
+    optimizer = case.optimizer(model, fused=fused)
     weights = []
     for step in range(10):
         take_step(optimizer, model, case.gradients(step))
@@ -98,49 +108,47 @@ def ten_steps(case: Case) -> list[dict[str, np.ndarray]]:
 # Numbers --------------------------------------------------------------------------------------
 
 
-@every_case
-def test_ten_steps_match_the_float64_reference(case: Case) -> None:
+@either_way(CASES)
+def test_ten_steps_match_the_float64_reference(case: Case, fused: bool) -> None:
     expected = case.expected_weights([case.gradients(step) for step in range(10)])
-    assert_close(ten_steps(case)[-1], expected, case.tolerance)
+    assert_close(ten_steps(case, fused)[-1], expected, case.tolerance)
 
 
-@every_plain_case
-def test_one_group_at_ratio_one_is_plain_keras(case: Case) -> None:
+@either_way([case for case in CASES if case.keras_class])
+def test_one_group_at_ratio_one_is_plain_keras(case: Case, fused: bool) -> None:
     ours, theirs = make_model(), make_model()
     groups = [kgo.Group("default", **case.group_options("backbone", 1.0))]
-    optimizer, plain = case.grouped(groups, model=ours), case.plain(1.0)
+    optimizer, plain = case.grouped(groups, model=ours, fused=fused), case.plain(1.0)
     for step in range(3):
         take_step(optimizer, ours, case.gradients(step))
         take_step(plain, theirs, case.gradients(step))
     assert_all_moved(weights_of(ours))
-    compare = assert_same if case.exact else assert_close
-    compare(weights_of(ours), weights_of(theirs))
+    equality(case, fused)(weights_of(ours), weights_of(theirs))
 
 
-@every_rule
-def test_decay_and_clipping_mean_what_plain_keras_means(case: Case) -> None:
+@either_way(RULES)
+def test_decay_and_clipping_mean_what_plain_keras_means(case: Case, fused: bool) -> None:
     ours, theirs = make_model(), make_model()
     optimizer = case.grouped(
-        (), model=ours, weight_decay=DECAY, exclude_from_decay=(), clipvalue=0.5
+        (), model=ours, weight_decay=DECAY, exclude_from_decay=(), clipvalue=0.5, fused=fused
     )
     decays = dict.fromkeys(case.decay_arguments, DECAY)
     plain = case.plain(1.0, clipvalue=0.5, **decays)
     for step in range(2):
         take_step(optimizer, ours, case.gradients(step))
         take_step(plain, theirs, case.gradients(step))
-    assert_same(weights_of(ours), weights_of(theirs))
+    equality(case, fused)(weights_of(ours), weights_of(theirs))
 
 
-@every_separable_case
-def test_a_group_at_a_ratio_is_that_optimizer_alone_at_that_rate(case: Case) -> None:
-    compare = assert_same if case.exact else assert_close
+@either_way([case for case in CASES if case.separable])
+def test_a_group_at_a_ratio_is_that_optimizer_alone_at_that_rate(case: Case, fused: bool) -> None:
     for part, ratio in RATIOS.items():
         model = make_model()
-        alone = case.alone(model, part, ratio)
+        alone = case.alone(model, part, ratio, fused)
         for step in range(3):
             take_step(alone, model, case.gradients(step), parts=[part])
-        mine = {p: w for p, w in ten_steps(case)[2].items() if p.startswith(part)}
-        compare(mine, {p: weights_of(model)[p] for p in mine})
+        mine = {p: w for p, w in ten_steps(case, fused)[2].items() if p.startswith(part)}
+        equality(case, fused)(mine, {p: weights_of(model)[p] for p in mine})
 
 
 def _ways(case: Case) -> list[Any]:
@@ -151,23 +159,25 @@ def _ways(case: Case) -> list[Any]:
     return [*ways, case.plain(1.0)]
 
 
-@every_rule
-def test_a_rule_is_the_same_by_name_by_class_and_by_instance(case: Case) -> None:
+@either_way(RULES)
+def test_a_rule_is_the_same_by_name_by_class_and_by_instance(case: Case, fused: bool) -> None:
     theirs = make_model()
     take_step(case.plain(1.0), theirs, case.gradients(0))
     for rule in _ways(case):
         ours = make_model()
         group = kgo.Group("default", rule=rule)
-        optimizer = kgo.GroupedOptimizer([group], model=ours, rule="sgd", learning_rate=RATE)
+        optimizer = kgo.GroupedOptimizer(
+            [group], model=ours, rule="sgd", learning_rate=RATE, fused=fused
+        )
         take_step(optimizer, ours, case.gradients(0))
-        assert_same(weights_of(ours), weights_of(theirs))
+        equality(case, fused)(weights_of(ours), weights_of(theirs))
 
 
-@every_rule
-def test_the_joint_norm_is_that_of_all_gradients_laid_end_to_end(case: Case) -> None:
+@either_way(RULES)
+def test_the_joint_norm_is_that_of_all_gradients_laid_end_to_end(case: Case, fused: bool) -> None:
     limit = 2.0
     model = make_model()
-    optimizer = case.optimizer(model, global_clipnorm=limit)
+    optimizer = case.optimizer(model, global_clipnorm=limit, fused=fused)
     steps = []
     for step in range(3):
         given = case.gradients(step)
@@ -482,11 +492,11 @@ def test_what_has_no_gradient_rests_while_the_others_go_on_and_one_counter_count
     assert_close(weights_of(model), case.expected_weights(steps), case.tolerance)
 
 
-@every_rule
+@either_way(RULES)
 @pytest.mark.usefixtures("missing_is_expected")
-def test_a_resting_group_is_to_plain_keras_a_few_missing_gradients(case: Case) -> None:
+def test_a_resting_group_is_to_plain_keras_a_few_missing_gradients(case: Case, fused: bool) -> None:
     ours, theirs = make_model(), make_model()
-    optimizer = case.optimizer(ours, ratios=dict.fromkeys(PARTS, 1.0))
+    optimizer = case.optimizer(ours, ratios=dict.fromkeys(PARTS, 1.0), fused=fused)
     plain = case.plain(1.0)
     for step in range(2):
         given: Any = case.gradients(step)
@@ -494,7 +504,7 @@ def test_a_resting_group_is_to_plain_keras_a_few_missing_gradients(case: Case) -
             given = without(given, *(p for p in PATHS if p.startswith("backbone")))
         take_step(optimizer, ours, given)
         take_step(plain, theirs, given)
-    assert_same(weights_of(ours), weights_of(theirs))
+    equality(case, fused)(weights_of(ours), weights_of(theirs))
 
 
 @every_rule

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from keras_groupopt import _compat
 from keras_groupopt.kernels.torch_momentum import rmsprop_step as rmsprop_step
 from keras_groupopt.kernels.torch_momentum import sgd_step as sgd_step
 from keras_groupopt.kernels.torch_steps import are_fusible as are_fusible
@@ -76,8 +77,9 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
 @torch.no_grad()
 def distance(values: Sequence[Tensor], variables: Sequence[Any]) -> Tensor:
     """Returns `‖v − w‖` over values, which it writes to, and variables; a float32 scalar."""
+    weights = _compat.values_of(variables)
     for indices in _by_device_and_dtype(values):
-        torch._foreach_sub_([values[i] for i in indices], [variables[i].value for i in indices])
+        torch._foreach_sub_([values[i] for i in indices], [weights[i] for i in indices])
     return global_norm(values)
 
 
@@ -106,7 +108,7 @@ def clip_by_value(gradient: Tensor, limit: float) -> Tensor:
 @torch.no_grad()
 def shrink(variables: Sequence[Any], factor: Tensor) -> None:
     """Does `w ← w − factor · w` for each variable, in place."""
-    values = [variable.value for variable in variables]
+    values = _compat.values_of(variables)
     for indices in _by_device_and_dtype(values):
         first = values[indices[0]]
         # Weights of float64 need the factor of float64: in float32, 1 − 1e-7 is 1 − 1.2e-7.
@@ -118,8 +120,7 @@ def shrink(variables: Sequence[Any], factor: Tensor) -> None:
 @torch.no_grad()
 def pull(variables: Sequence[Any], anchors: Sequence[Any], factor: Tensor) -> None:
     """Does `w ← w − factor · (w − a)` for each variable and its anchor, in place."""
-    values = [variable.value for variable in variables]
-    targets = [anchor.value for anchor in anchors]
+    values, targets = _compat.values_of(variables), _compat.values_of(anchors)
     for indices in _by_device_and_dtype(values):
         weights = [values[i] for i in indices]
         wanted = [targets[i] for i in indices]
@@ -133,7 +134,7 @@ def accumulate(
     accumulators: Sequence[Any], gradients: Sequence[Tensor], weight: Tensor | None, keep: Any
 ) -> None:
     """Does `a ← a + weight · g` for each accumulator and its gradient, in place."""
-    values = [accumulator.value for accumulator in accumulators]
+    values = _compat.values_of(accumulators)
     for indices in _by_device_and_dtype(values):
         own = [values[i] for i in indices]
         added = [gradients[i].to(own[0].dtype) for i in indices]
@@ -148,9 +149,12 @@ def accumulate(
 def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, copies: bool) -> None:
     """Does `v ← v + share · (w − v)`, in place and in one pass; exactly `w` where `share` is 1."""
     del copies
-    for mean, variable in zip(averages, variables, strict=True):
-        own = mean.value
-        own.lerp_(variable.value.to(own.dtype), share.to(own.device, own.dtype))
+    means, values = _compat.values_of(averages), _compat.values_of(variables)
+    for indices in _by_device_and_dtype(means):
+        first = means[indices[0]]
+        part = share.to(first.device, first.dtype)
+        for index in indices:
+            means[index].lerp_(values[index].to(first.dtype), part)
 
 
 def known(predicate: Tensor) -> bool | None:

@@ -62,7 +62,7 @@ def _run(step: ListStep, prepare: Callable[..., Move]) -> None:
     for (device, dtype), places in alike.items():
 
         def scalar(value: Any, device: Any = device, dtype: Any = dtype) -> Tensor:
-            return torch.as_tensor(value, device=device).to(dtype)
+            return torch.as_tensor(value, dtype=dtype, device=device)
 
         move = prepare(step.rule, step.rate, scalar)
         scale = None if step.scale is None else scalar(step.scale)
@@ -142,7 +142,7 @@ def _adam_move(
 ) -> Move:
     """`m ← β₁ m + (1 − β₁) g`, `v ← β₂ v + (1 − β₂) g²`, `w ← w − rate · m / (√v + ε)`."""
     # torch's own bias corrections are 1 after so many steps: Keras' are in the rate.
-    forever = torch.full((), float("inf"), device=rate.device)
+    forever = torch.full((), float("inf"), dtype=torch.float32, device=rate.device)
 
     def move(
         weights: list[Tensor],

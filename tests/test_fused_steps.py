@@ -1,4 +1,4 @@
-"""Fused steps against the rules they stand for: weights, all state, every option, and who gets one."""
+"""Fused steps against the rules they stand for: weights, state, options, and who gets one."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -121,11 +120,11 @@ def test_gradients_are_left_as_they_came(rule: str, options: Any) -> None:
 
 
 @pytest.fixture
-def block_of_4096_values(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def block_of_4096_values(monkeypatch: pytest.MonkeyPatch) -> int:
     from keras_groupopt.kernels import torch_steps
 
     monkeypatch.setitem(torch_steps._BLOCK, "cpu", 4096)
-    yield 4096
+    return 4096
 
 
 @each_rule

@@ -165,6 +165,19 @@ def test_a_run_that_was_saved_with_it_goes_on_without_it(rule: Any, tmp_path: pa
     assert_close(runs[True], runs[False], 5e-6)
 
 
+def test_state_is_slots_anchors_averages_and_accumulators_and_scalars() -> None:
+    """No buffer of a fused step is kept beside."""
+    options = {**OPTIONS["all"], "gradient_accumulation_steps": 2, "ema": kgo.EMA(0.9)}
+    own, weights = optimizer("adamw", True, **options), variables(SHAPES)
+    for step in range(2):
+        own.apply(gradients(SHAPES, step), weights)
+    shapes = [tuple(variable.shape) for variable in own.variables]
+    kept = sum(int(np.prod(shape)) for shape in shapes if shape)
+    arrays = sum(int(np.prod(shape)) for shape in SHAPES.values() if shape)
+    # Two slots, the anchor, the average and the accumulator.
+    assert kept == 5 * arrays
+
+
 # Who gets one -----------------------------------------------------------------------------------
 
 

@@ -110,6 +110,34 @@ def test_a_step_is_one_graph_for_torch_compile(rule: str) -> None:
         )
 
 
+@each_rule
+@pytest.mark.parametrize("strided", ["gradients", "weights", "values"])
+def test_memory_in_another_order_is_read_as_what_it_is(rule: str, strided: str) -> None:
+    """torch's fused kernels do not look at strides."""
+    moved = []
+    for turned in (False, True):
+        optimizer, weights, given = built(rule, global_clipnorm=1.0, weight_decay=0.1)
+
+        def order(value: Any, turned: bool = turned) -> Any:
+            return value.mT.contiguous().mT if turned and value.ndim == 2 else value.clone()
+
+        if strided == "gradients":
+            given = [order(gradient) for gradient in given]
+        if strided == "weights":
+            for weight in weights:
+                weight.value.data = order(weight.value.data)
+        if strided == "values":
+            values = [order(v.value.detach()) for v in weights]
+            own = [order(v.value.detach()) for v in optimizer.variables]
+            values, _ = optimizer.stateless_apply(own, given, values)
+        else:
+            optimizer.apply(given, weights)
+            values = weights
+        moved.append([ops.convert_to_numpy(value) for value in values])
+    for value, expected in zip(*moved, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6)
+
+
 @each_option
 @each_rule
 def test_gradients_are_left_as_they_came(rule: str, options: Any) -> None:

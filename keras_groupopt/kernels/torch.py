@@ -61,7 +61,8 @@ def own(values: Sequence[Tensor]) -> list[Tensor]:
 
     Updates on lists are in place, also where Keras passes values instead of variables.
     """
-    return [value.clone() for value in values]
+    # Fused steps read memory in order.
+    return [value.clone(memory_format=torch.contiguous_format) for value in values]
 
 
 @torch.no_grad()

@@ -45,6 +45,7 @@ def are_fusible(gradients: Sequence[Tensor], variables: Sequence[Any]) -> list[b
     return [
         gradient.layout is torch.strided
         and value.dtype in _DTYPES
+        and value.is_contiguous()
         and value.device.type in _BLOCK
         and gradient.device == value.device
         for gradient, value in zip(gradients, _compat.values_of(variables), strict=True)
@@ -53,6 +54,8 @@ def are_fusible(gradients: Sequence[Tensor], variables: Sequence[Any]) -> list[b
 
 def _run(step: ListStep, prepare: Callable[..., Move]) -> None:
     weights = _compat.values_of(step.variables)
+    # Fused kernels read memory in order, whatever the strides.
+    gradients = [gradient.contiguous() for gradient in step.gradients]
     slots = [_compat.values_of(slot) for slot in step.slots]
     anchors = [None if a is None else _compat.values_of([a])[0] for a in step.anchors]
     # A rule may make up its mind only once: all of a list are of one dtype and on one device.
@@ -70,9 +73,9 @@ def _run(step: ListStep, prepare: Callable[..., Move]) -> None:
         kept = None if share is None else 1.0 - share
         for block in _blocks(weights, places, _BLOCK[device.type]):
             own = block.of(weights)
-            gradients = block.of(step.gradients)
+            moved_by = block.of(gradients)
             if scale is not None:
-                gradients = list(torch._foreach_mul(gradients, scale))
+                moved_by = list(torch._foreach_mul(moved_by, scale))
             if kept is not None:
                 free = []
                 for place, weight, anchor in zip(block.places, own, block.of(anchors), strict=True):
@@ -84,7 +87,7 @@ def _run(step: ListStep, prepare: Callable[..., Move]) -> None:
                         weight.lerp_(anchor, share)
                 if free:
                     torch._foreach_mul_(free, kept)
-            move(own, gradients, *(block.of(slot) for slot in slots))
+            move(own, moved_by, *(block.of(slot) for slot in slots))
 
 
 Move = Callable[..., None]

@@ -138,6 +138,14 @@ def test_memory_in_another_order_is_read_as_what_it_is(rule: str, strided: str) 
         np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6)
 
 
+def test_a_gradient_of_another_shape_or_dtype_is_left_to_the_rule() -> None:
+    from keras_groupopt.kernels import are_fusible
+
+    _, weights, given = built("adam")
+    others = [given[0], given[1][:-1], given[2].double(), given[3].reshape(1)]
+    assert are_fusible(others, weights[:4]) == [True, False, False, False]
+
+
 @each_option
 @each_rule
 def test_gradients_are_left_as_they_came(rule: str, options: Any) -> None:

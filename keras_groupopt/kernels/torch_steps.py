@@ -48,6 +48,8 @@ def are_fusible(gradients: Sequence[Tensor], variables: Sequence[Any]) -> list[b
         and value.is_contiguous()
         and value.device.type in _BLOCK
         and gradient.device == value.device
+        and gradient.dtype == value.dtype
+        and gradient.shape == value.shape
         for gradient, value in zip(gradients, _compat.values_of(variables), strict=True)
     ]
 

@@ -8,6 +8,9 @@ from typing import Any
 import jax
 import keras
 
+from keras_groupopt.kernels.jax_steps import are_fusible as are_fusible
+from keras_groupopt.kernels.jax_steps import fused_step as fused_step
+
 Tensor = Any
 
 

@@ -135,7 +135,7 @@ def layout_map_of(distribution: keras.distribution.ModelParallel) -> Any:
     return distribution._layout_map
 
 
-class ScopeWithin(keras.StatelessScope):  # type: ignore[misc]
+class ScopeWithin(keras.StatelessScope):
     """A stateless scope that has values for some variables; of others the scope around it tells.
 
     Scopes do not see the one around them, and have no public way to it.

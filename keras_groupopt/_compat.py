@@ -19,6 +19,7 @@ from keras.src.models.functional import Functional
 
 __all__ = [
     "Functional",
+    "ScopeWithin",
     "all_layers",
     "backend_optimizer",
     "build_for",
@@ -132,6 +133,24 @@ def layout_map_of(distribution: keras.distribution.ModelParallel) -> Any:
     which looks for a pattern anywhere in a path.
     """
     return distribution._layout_map
+
+
+class ScopeWithin(keras.StatelessScope):
+    """A stateless scope that has values for some variables; of others the scope around it tells.
+
+    Scopes do not see the one around them, and have no public way to it.
+    """
+
+    def __init__(self, state_mapping: Any) -> None:
+        super().__init__(state_mapping=state_mapping)
+        self._around = stateless_scope.get_stateless_scope()
+
+    def get_current_value(self, variable: Any) -> Any:
+        """Returns the value of a variable, or `None` where it is the variable's own."""
+        own = super().get_current_value(variable)
+        if own is not None or self._around is None:
+            return own
+        return self._around.get_current_value(variable)
 
 
 def set_layout(variable: Any, layout: Any) -> None:

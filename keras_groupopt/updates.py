@@ -129,15 +129,16 @@ class Updates:
         move = dataclasses.replace(self._now, gradients=list(gradients))
         can = kernels.are_fusible(gradients, variables)
         fused = move.only([number for number, own in enumerate(can) if own])
+        made: dict[Any, Any] = {}
         for rate, part in fused.by_class():
-            self._fuse(part, rate)
+            self._fuse(part, rate, made)
         if self._split is not None:
             self._split.note(len(fused.variables))
         if not all(can):
             rest = move.only([number for number, own in enumerate(can) if not own])
             update(_prepared(rest), rest.variables)
 
-    def _fuse(self, move: Move, rate: Tensor) -> None:
+    def _fuse(self, move: Move, rate: Tensor, made: dict[Any, Any]) -> None:
         assert self._fused is not None
         step, slots = self._fused
         places = [_compat.place_in(self._rule, variable) for variable in move.variables]
@@ -152,6 +153,7 @@ class Updates:
                 decay=None if move.weight_decay is None else rate * move.weight_decay,
                 decayed=move.decayed,
                 anchors=move.anchors,
+                made=made,
             )
         )
 

@@ -50,31 +50,37 @@ def compiled_step(
     """The step as the backend's training loop compiles it, and how often it was traced.
 
     Keras compiles no step on torch: there it is `stateless_apply`, and traces are the frames
-    that `torch.compile` saw, plus one.
+    that `torch.compile` saw, plus one. Elsewhere the step takes a rate as a Python number too,
+    which no step of ours does: it is traced again for each.
     """
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
         @tf.function
-        def graph(values: list[Any], sample_count: Any = None) -> None:
+        def graph(values: list[Any], sample_count: Any = None, rate: float | None = None) -> None:
+            if rate is not None:
+                optimizer.learning_rate = rate
             optimizer.apply(values, variables, *_given(sample_count))
 
         return graph, graph.experimental_get_tracing_count
     traces: list[int] = []
 
-    def stateless(state: Any, values: Any, weights: Any, sample_count: Any) -> Any:
+    def stateless(state: Any, values: Any, weights: Any, sample_count: Any, rate: Any) -> Any:
         traces.append(1)
+        if rate is not None:
+            names = [v.name for v in optimizer.variables]
+            state[names.index("learning_rate")] = keras.ops.convert_to_tensor(rate, "float32")
         return optimizer.stateless_apply(state, values, weights, *_given(sample_count))
 
     if keras.backend.backend() == "jax":
         import jax
 
-        stateless = jax.jit(stateless)
+        stateless = jax.jit(stateless, static_argnums=4)
 
-    def step(values: list[Any], sample_count: Any = None) -> None:
+    def step(values: list[Any], sample_count: Any = None, rate: float | None = None) -> None:
         own = optimizer.variables
         weights = [v.value for v in variables]
-        weights, state = stateless([v.value for v in own], values, weights, sample_count)
+        weights, state = stateless([v.value for v in own], values, weights, sample_count, rate)
         for variable, value in zip([*variables, *own], [*weights, *state], strict=True):
             variable.assign(value)
 

@@ -395,6 +395,21 @@ def test_a_compiled_step_follows_a_changed_rate_ratio_and_decay() -> None:
     assert traces() == 1
 
 
+@pytest.mark.backends("jax", "tensorflow", reason="Keras compiles no step on torch")
+def test_the_count_of_traces_shows_a_rate_that_is_a_python_number() -> None:
+    model = make_model()
+    optimizer = kgo.GroupedOptimizer(model=model, rule="sgd", learning_rate=1.0)
+    variables = by_path(model)
+    optimizer.build(model.trainable_variables)
+    step, traces = compiled_step(optimizer, list(variables.values()))
+    ones = {path: np.ones_like(w) for path, w in initial_weights().items()}
+    for count, rate in enumerate((0.5, 0.25, 0.125), start=1):
+        before = weights_of(model)
+        step(tensors_of(ones, variables), rate=rate)
+        assert_close(weights_of(model), {path: w - rate for path, w in before.items()})
+        assert traces() == count
+
+
 @pytest.mark.backends("jax", "torch", reason="TensorFlow has no stateless_apply")
 @every_case
 def test_a_stateless_step_is_the_eager_one_and_writes_into_nothing(case: Case) -> None:

@@ -1,4 +1,4 @@
-"""Conditionals on JAX, where a branch must take and return every value it changes."""
+"""JAX: conditionals, whose branch must take and return every value it changes, and norms."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import Any
 
 import jax
 import keras
+from jax import numpy as jnp
+
+from keras_groupopt.kernels import generic
+from keras_groupopt.kernels.jax_steps import are_fusible as are_fusible
+from keras_groupopt.kernels.jax_steps import fused_step as fused_step
 
 Tensor = Any
 
@@ -59,7 +64,7 @@ def conditional(predicate: Tensor, body: Callable[[], None], variables: Sequence
         mapping = list(zip(variables, state[1], strict=True))
         with keras.StatelessScope(state_mapping=mapping) as scope:
             body()
-        return jax.numpy.array(False), [scope.get_current_value(v) for v in variables]
+        return jnp.array(False), [scope.get_current_value(v) for v in variables]
 
     values = [variable.value for variable in variables]
     _, results = jax.lax.while_loop(lambda state: state[0], turn, (predicate, values))
@@ -72,3 +77,13 @@ def choose(
 ) -> list[Tensor]:
     """Returns the tensors of one of two functions, within a step that is being compiled."""
     return list(jax.lax.cond(predicate, then, otherwise))
+
+
+def global_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """Returns the Euclidean norm over all gradients, a float32 scalar."""
+    if not all(isinstance(gradient, jax.Array) for gradient in gradients):
+        # Some are sparse.
+        return generic.global_norm(gradients)
+    # Keras' operations look at each argument, which for many variables is most of their tracing.
+    squares = [jnp.sum(jnp.square(gradient.astype("float32"))) for gradient in gradients]
+    return jnp.sqrt(jnp.sum(jnp.stack(squares)))

@@ -27,6 +27,7 @@ class ListStep:
         decay: The share of the way to the anchor, a float32 scalar; `None` for no decay.
         decayed: Per variable, whether it decays.
         anchors: Per variable, its anchor, a variable; `None` for zero.
+        made: What a backend made for the parts of this step that came before, at other rates.
     """
 
     rule: Any
@@ -38,6 +39,7 @@ class ListStep:
     decay: Tensor | None
     decayed: list[bool]
     anchors: list[Any | None]
+    made: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
 
 # Does the step, all of it or none.

@@ -13,7 +13,9 @@ import keras
 
 from keras_groupopt import _compat, kernels
 from keras_groupopt.kernels.list_step import FusedStep
+from keras_groupopt.rules.adabelief import AdaBelief
 from keras_groupopt.rules.adan import Adan
+from keras_groupopt.rules.nadamw import NAdamW
 from keras_groupopt.rules.radam import RAdam
 
 # What a class replaces that moves variables in a way of its own.
@@ -54,12 +56,15 @@ class Fusible:
 
 _optimizers = keras.optimizers
 FUSIBLE: dict[type, Fusible] = {
+    _optimizers.Adadelta: Fusible("adadelta", ("_accumulated_grads", "_accumulated_delta_vars")),
     _optimizers.Adagrad: Fusible("adagrad", ("_accumulators",)),
     _optimizers.Adam: Fusible(
         "adam",
         ("_momentums", "_velocities", "_velocity_hats"),
         {"_velocity_hats": lambda rule: bool(rule.amsgrad)},
     ),
+    _optimizers.Adamax: Fusible("adamax", ("_m", "_u")),
+    _optimizers.Ftrl: Fusible("ftrl", ("_accumulators", "_linears")),
     _optimizers.Lion: Fusible("lion", ("_momentums",)),
     _optimizers.RMSprop: Fusible(
         "rmsprop",
@@ -70,9 +75,15 @@ FUSIBLE: dict[type, Fusible] = {
         },
     ),
     _optimizers.SGD: Fusible("sgd", ("momentums",), {"momentums": lambda rule: rule.momentum != 0}),
+    AdaBelief: Fusible(
+        "adabelief",
+        ("_momentums", "_variances", "_largest"),
+        {"_largest": lambda rule: bool(rule.amsgrad)},
+    ),
     Adan: Fusible(
         "adan", ("_momentums", "_differences", "_velocities", "_last_gradients", "_started")
     ),
+    NAdamW: Fusible("nadamw", ("_momentums", "_velocities")),
     RAdam: Fusible("radam", ("_momentums", "_velocities")),
 }
 

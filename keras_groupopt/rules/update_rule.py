@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
 
 import keras
@@ -75,6 +76,16 @@ class UpdateRule(keras.optimizers.Optimizer):
         if dtype not in shared:
             shared[dtype] = make(self.step_number(dtype))
         return shared[dtype]
+
+    @contextlib.contextmanager
+    def apart(self) -> Iterator[None]:
+        """Returns a context whose scalars of this step are its own, such as a trace within it."""
+        shared = self._this_step.scalars
+        self._this_step.scalars = {}
+        try:
+            yield
+        finally:
+            self._this_step.scalars = shared
 
     def step_number(self, dtype: str) -> Tensor:
         """Returns the number of this step, counted from 1, as a scalar of `dtype`."""

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -25,6 +25,7 @@ from keras_groupopt.kernels.tensorflow_steps import are_fusible as are_fusible
 from keras_groupopt.kernels.tensorflow_steps import fused_step as fused_step
 
 Tensor = Any
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def outside_compiled_step() -> AbstractContextManager[Any]:
@@ -158,6 +159,15 @@ def apart(function: Callable[[], None]) -> None:
     """
     with ThreadPoolExecutor(1) as pool:
         pool.submit(function).result()
+
+
+def as_written(function: Function) -> Function:
+    """Returns a function that AutoGraph leaves alone, which takes longer to rewrite it than to run.
+
+    `fit` switches AutoGraph off; a training loop in a `tf.function` of its own does not.
+    """
+    left_alone: Function = tf.autograph.experimental.do_not_convert(function)
+    return left_alone
 
 
 def trace(step: Callable[[Tensor], None]) -> None:

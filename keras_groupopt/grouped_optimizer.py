@@ -347,6 +347,7 @@ class GroupedOptimizer(
 
     # Step ---------------------------------------------------------------------------------------
 
+    @kernels.as_written
     def apply(
         self,
         grads: Sequence[Tensor],
@@ -393,7 +394,7 @@ class GroupedOptimizer(
         self._capture_once(parts)
         parts.received = frozenset(positions)
         parts.received_in = self._declaration.train_function()
-        # Neither AutoGraph nor `torch.compile` can read an annotation here.
+        # `torch.compile` cannot read an annotation here.
         missing = []  # type: ignore[var-annotated]
 
         self._look_at_run(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from keras import ops
@@ -15,6 +15,7 @@ from keras_groupopt.kernels.momentum import rmsprop_step as rmsprop_step
 from keras_groupopt.kernels.momentum import sgd_step as sgd_step
 
 Tensor = Any
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def over_replicas(
@@ -42,6 +43,11 @@ def sum_over_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
 def apart(function: Callable[[], None]) -> None:
     """Runs `function`, which makes variables for itself alone, out of any strategy."""
     function()
+
+
+def as_written(function: Function) -> Function:
+    """Returns a function that no backend rewrites before it traces it."""
+    return function
 
 
 def trace(step: Callable[[Tensor], None]) -> None:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -21,8 +21,11 @@ from keras_groupopt.kernels.tensorflow_replicas import once as once
 from keras_groupopt.kernels.tensorflow_replicas import over_replicas as over_replicas
 from keras_groupopt.kernels.tensorflow_replicas import sum_over_replicas as sum_over_replicas
 from keras_groupopt.kernels.tensorflow_replicas import without_reduction as without_reduction
+from keras_groupopt.kernels.tensorflow_steps import are_fusible as are_fusible
+from keras_groupopt.kernels.tensorflow_steps import fused_step as fused_step
 
 Tensor = Any
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def outside_compiled_step() -> AbstractContextManager[Any]:
@@ -57,10 +60,14 @@ def _with_values(gradient: Tensor, values: Tensor) -> Tensor:
 
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Returns the Euclidean norm over all gradients, a float32 scalar."""
-    squares = [
-        tf.reduce_sum(tf.square(tf.cast(_values(gradient), tf.float32))) for gradient in gradients
-    ]
-    return tf.sqrt(tf.add_n(squares))
+    return tf.sqrt(2.0 * tf.add_n([_half_square(_values(gradient)) for gradient in gradients]))
+
+
+def _half_square(values: Tensor) -> Tensor:
+    # One pass over memory, which sums in the dtype that it gets.
+    if values.dtype in (tf.float32, tf.float64):
+        return tf.cast(tf.nn.l2_loss(values), tf.float32)
+    return tf.nn.l2_loss(tf.cast(values, tf.float32))
 
 
 def largest(gradients: Sequence[Tensor]) -> Tensor:
@@ -152,6 +159,15 @@ def apart(function: Callable[[], None]) -> None:
     """
     with ThreadPoolExecutor(1) as pool:
         pool.submit(function).result()
+
+
+def as_written(function: Function) -> Function:
+    """Returns a function that AutoGraph leaves alone, which takes longer to rewrite it than to run.
+
+    `fit` switches AutoGraph off; a training loop in a `tf.function` of its own does not.
+    """
+    left_alone: Function = tf.autograph.experimental.do_not_convert(function)
+    return left_alone
 
 
 def trace(step: Callable[[Tensor], None]) -> None:

@@ -95,7 +95,7 @@ def _on_each_device(
                 # The other devices have to do what this one did before it failed.
                 errors.append(error)
 
-    strategy.extended.update(_raw(variable), step, args=(gradients,), group=False)
+    strategy.extended.update(raw(variable), step, args=(gradients,), group=False)
     if errors:
         raise errors[0]
 
@@ -140,7 +140,7 @@ def loss_of_all(loss: Tensor) -> Tensor:
 
 def assign_on_replicas(variables: Sequence[Any], values: Sequence[Tensor], only_if: Tensor) -> None:
     """Assigns values that are the same on all replicas, where a boolean scalar holds."""
-    targets = [_raw(variable) for variable in variables]
+    targets = [raw(variable) for variable in variables]
     wide = [tf.cast(value, target.dtype) for target, value in zip(targets, values, strict=True)]
 
     def merged(strategy: Any, values: Sequence[Tensor], only_if: Tensor) -> None:
@@ -214,7 +214,7 @@ class _WithoutReduction(_compat.backend_optimizer()):  # type: ignore[misc]
             super()._backend_update_step(gradients, variables, learning_rate)
             return
         for gradient, variable in zip(gradients, variables, strict=True):
-            self.update_step(gradient, _raw(variable), learning_rate)
+            self.update_step(gradient, raw(variable), learning_rate)
 
 
 def without_reduction(rule: Any) -> Any:
@@ -255,12 +255,13 @@ def _strategy_of(variables: Sequence[Any]) -> Any:
 
 
 def _owner(variable: Any) -> Any:
-    value = _raw(variable)
+    value = raw(variable)
     spread = isinstance(value, tf.distribute.DistributedValues)
     return value.distribute_strategy if spread else None
 
 
-def _raw(variable: Any) -> Any:
+def raw(variable: Any) -> Any:
+    """Returns TensorFlow's variable of a Keras variable, or a variable of its own as it is."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 

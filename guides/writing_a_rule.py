@@ -156,10 +156,10 @@ for one, other in zip(model.weights, resumed.weights, strict=True):
 ## Speed
 
 A rule of your own moves one variable after another. Keras' SGD, Adam, AdamW, Lion, RMSprop and
-Adagrad, and our RAdam and Adan, move all variables of a group at once where the backend can. So does
-a subclass that leaves the update alone; one that replaces `update_step`, or the methods that assign,
-is obeyed and does without. `GroupedOptimizer(fused=False)` switches it off: the numbers are the same
-to rounding, and a file that was saved with it goes on without.
+Adagrad, and our RAdam and Adan, move all variables of a group at once where the backend can. So
+does a subclass that leaves the update alone; one that replaces `update_step`, or the methods that
+assign, is obeyed and does without. `GroupedOptimizer(fused=False)` switches it off: the numbers are
+the same to rounding, and a file that was saved with it goes on without.
 """
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from keras_groupopt import _compat, decay, kernels
 from keras_groupopt.kernels.list_step import ListStep
 from keras_groupopt.rules.fused import fused_step
-from keras_groupopt.variable_rates import SplitUpdates
+from keras_groupopt.variable_rates import SplitUpdates, members_of
 
 Tensor = Any
 
@@ -57,9 +57,7 @@ class Move:
 
     def by_class(self) -> list[tuple[Tensor, Move]]:
         """Returns the rate of each class that is there, and the part of it at that rate."""
-        members: dict[Hashable, list[int]] = {}
-        for number, place in enumerate(self.classes):
-            members.setdefault(place, []).append(number)
+        members = members_of(self.classes)
         return [(self.rates[place], self.only(numbers)) for place, numbers in members.items()]
 
 

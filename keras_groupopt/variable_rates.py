@@ -41,6 +41,14 @@ class VariableRates:
         return rates
 
 
+def members_of(classes: Sequence[Hashable]) -> dict[Hashable, list[int]]:
+    """Returns the numbers of those in each class, in order."""
+    members: dict[Hashable, list[int]] = {}
+    for number, place in enumerate(classes):
+        members.setdefault(place, []).append(number)
+    return members
+
+
 class SplitUpdates:
     """A built rule that updates each of its variables at the rate of that variable's class.
 
@@ -104,10 +112,8 @@ class SplitUpdates:
         gradients: Sequence[Tensor],
         variables: Sequence[Any],
     ) -> None:
-        members: dict[Hashable, list[int]] = {}
-        for number, variable in enumerate(variables):
-            place = self._classes[_compat.place_in(self._rule, variable)]
-            members.setdefault(place, []).append(number)
+        places = [_compat.place_in(self._rule, variable) for variable in variables]
+        members = members_of([self._classes[place] for place in places])
         # A rule that takes a list advances what all variables share: once for the whole step.
         shared = _compat.shared_state(self._rule) if len(members) > 1 else []
         before = [ops.copy(ops.convert_to_tensor(variable)) for variable in shared]

@@ -60,7 +60,10 @@ def _with_values(gradient: Tensor, values: Tensor) -> Tensor:
 
 def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Returns the Euclidean norm over all gradients, a float32 scalar."""
-    return tf.sqrt(2.0 * tf.add_n([_half_square(_values(gradient)) for gradient in gradients]))
+    values = [_values(gradient) for gradient in gradients]
+    if tf.__internal__.get_enclosing_xla_context() is not None:
+        return tf.sqrt(tf.add_n(_squares_by_size(values)))
+    return tf.sqrt(2.0 * tf.add_n([_half_square(own) for own in values]))
 
 
 def _half_square(values: Tensor) -> Tensor:
@@ -68,6 +71,22 @@ def _half_square(values: Tensor) -> Tensor:
     if values.dtype in (tf.float32, tf.float64):
         return tf.cast(tf.nn.l2_loss(values), tf.float32)
     return tf.nn.l2_loss(tf.cast(values, tf.float32))
+
+
+def _squares_by_size(values: Sequence[Tensor]) -> list[Tensor]:
+    """Returns sums of squares that XLA compiles faster, and runs faster on a processor.
+
+    It adds up a tensor one value after the other. Squares of tensors of one size are first added
+    up to one tensor, in one pass that uses the processor's vectors.
+    """
+    by_size: dict[Any, list[Tensor]] = {}
+    for number, own in enumerate(values):
+        size = own.shape.num_elements()
+        flat = tf.reshape(tf.cast(own, tf.float32), [-1])
+        by_size.setdefault(("unknown", number) if size is None else size, []).append(flat)
+    return [
+        tf.reduce_sum(tf.add_n([tf.square(own) for own in alike])) for alike in by_size.values()
+    ]
 
 
 def largest(gradients: Sequence[Tensor]) -> Tensor:

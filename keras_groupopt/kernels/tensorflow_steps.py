@@ -8,6 +8,7 @@ and reads to each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -146,12 +147,34 @@ def _adam_move(
     return move
 
 
+def _step_number(own: _Scalars, rule: Any) -> Tensor:
+    """Returns the number of this step, counted from 1."""
+    return own.of(tf.convert_to_tensor(raw(rule.iterations)) + 1)
+
+
+def _of_rounded_betas(own: _Scalars, rule: Any, step: Tensor) -> Tensor:
+    """Returns what steps by the operation are multiplied by to be those of the rule.
+
+    It forms 1 − β of a β in float32, which for 0.999 is a hundred-thousandth too small. While
+    gradients stay alike, moments are then off by what bias corrections of both β differ by.
+    """
+
+    def ratio(beta: float) -> Tensor:
+        rounded = own.dtype.as_numpy_dtype(beta).item()
+        if rounded == beta:
+            return own.of(1.0)
+        return tf.math.expm1(step * math.log(rounded)) / tf.math.expm1(step * math.log(beta))
+
+    return tf.sqrt(ratio(rule.beta_2)) / ratio(rule.beta_1)
+
+
 def _adam(rule: Any, own: _Scalars) -> Move:
-    step = own.of(tf.convert_to_tensor(raw(rule.iterations)) + 1)
-    powers = tuple(tf.pow(own.rounded(beta), step) for beta in (rule.beta_1, rule.beta_2))
+    step = _step_number(own, rule)
+    powers = (tf.pow(own.rounded(rule.beta_1), step), tf.pow(own.rounded(rule.beta_2), step))
     epsilon = own.of(rule.epsilon)
     if not rule.amsgrad:
-        return _adam_move(own, rule, own.rate, powers, epsilon)
+        rate = own.rate * _of_rounded_betas(own, rule, step)
+        return _adam_move(own, rule, rate, powers, epsilon)
     # The operation for it is none that XLA has.
     rate = own.rate * tf.sqrt(1.0 - powers[1]) / (1.0 - powers[0])
     shares = [own.of(1.0 - beta) for beta in (rule.beta_1, rule.beta_2)]
@@ -170,9 +193,10 @@ def _adam(rule: Any, own: _Scalars) -> Move:
 def _radam(rule: Any, own: _Scalars) -> Move:
     correction, trusted, factor = rule.corrections(own.name)
     plain = own.rate / correction
+    made_up = _of_rounded_betas(own, rule, _step_number(own, rule))
     # Without the second moment `plain · m` is left, exactly, as the number is a power of two.
     beyond = own.of(_BEYOND_ROOTS[own.dtype])
-    rate = tf.where(trusted, plain * factor, plain * beyond)
+    rate = tf.where(trusted, plain * factor * made_up, plain * beyond)
     epsilon = tf.where(trusted, own.of(rule.epsilon), beyond)
     none = own.of(0.0)
     return _adam_move(own, rule, rate, (none, none), epsilon)

@@ -11,6 +11,8 @@ EXAMPLE ?= examples/finetune_backbone_and_head.py
 # TORCH=torch==2.13.0 takes the default build instead of the CPU build.
 TORCH ?= -r requirements/torch.txt
 JOBS ?= 2
+# Where benchmarks leave what they measured.
+RESULTS ?= build/benchmarks
 
 BACKENDS := tensorflow jax torch
 ifeq ($(filter $(BACKENDS),$(BACKEND)),)
@@ -70,9 +72,20 @@ demo: .venv-demo-$(BACKEND)/ready
 
 .PHONY: benchmark
 benchmark: .venv-test/ready
-	@for backend in $(BACKENDS); do for script in step_time running_state training_step; do \
-		KERAS_BACKEND=$$backend $(quiet_backends) $(test_python) benchmarks/$$script.py $(ARGS); \
-	done; done
+	@for backend in $(BACKENDS); do \
+		KERAS_BACKEND=$$backend $(quiet_backends) $(test_python) benchmarks/step_time.py \
+			--folder $(RESULTS) $(ARGS); \
+	done
+	@$(test_python) benchmarks/report.py $(RESULTS)
+
+# Takes hours: every model, and all that is switched on one.
+.PHONY: benchmark-long
+benchmark-long:
+	@for model in efficientnetb7 vit_b16 variables2000 variables200; do \
+		$(MAKE) --no-print-directory benchmark ARGS="--model $$model"; \
+	done
+	@$(MAKE) --no-print-directory benchmark ARGS="--dtype bfloat16"
+	@$(MAKE) --no-print-directory benchmark ARGS="--sets peers switches --builds 2 --memory"
 
 .PHONY: format
 format: .venv-test/ready

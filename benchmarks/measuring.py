@@ -9,10 +9,32 @@ import os
 import pathlib
 import platform
 import random
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, float]:
+    """Returns the wall and CPU milliseconds of a piece of work; CPU time is that of all threads."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    work()
+    return 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
+
+
+class Stopwatch:
+    """Notes the wall and CPU seconds of the parts of a start-up, by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, dict[str, float]] = {}
+
+    def part(self, name: str, work: Callable[[], Any]) -> Any:
+        """Does `work`, notes how long it took, and returns what it gave."""
+        given: list[Any] = []
+        wall, cpu = timed(lambda: given.append(work()))
+        self.seconds[name] = {"wall": round(wall / 1e3, 4), "cpu": round(cpu / 1e3, 4)}
+        return given[0]
 
 
 def in_turn(
@@ -42,12 +64,11 @@ def in_turn(
         for _ in range(repeats):
             order.shuffle(names)
             for name in names:
-                wall, cpu = time.perf_counter(), time.process_time()
-                own = steps[name]()
+                own: list[Any] = []
+                whole = timed(lambda step=steps[name], own=own: own.append(step()))
                 # Other steps return what they did.
-                own = own if isinstance(own, tuple) else None
-                whole = 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
-                for clock, value in zip(("wall", "cpu"), own or whole, strict=True):
+                took = own[0] if isinstance(own[0], tuple) else whole
+                for clock, value in zip(("wall", "cpu"), took, strict=True):
                     times[name][clock].append(value)
     finally:
         gc.enable()
@@ -132,6 +153,9 @@ def _processor() -> str:
 def write(result: Mapping[str, Any], output: pathlib.Path | None) -> None:
     """Writes a result as JSON to a file, or to standard output where none is given."""
     text = json.dumps(result, indent=2)
+    # Numbers of one list stay in one line.
+    text = re.sub(r"\[[-\d.,e\s]+\]", lambda found: " ".join(found[0].split()), text)
+    text = text.replace("[ ", "[").replace(" ]", "]")
     if output is None:
         print(text)
     else:

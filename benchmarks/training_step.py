@@ -8,13 +8,9 @@ See README.md in this folder for what is compared and how to read the result.
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 import json
 import os
 import pathlib
-import re
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -22,10 +18,12 @@ from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import contenders
 import keras
 import measuring
+import memory
 import numpy as np
-import step_time
+from prepared import WEIGHT_DECAY, Setting
 
 import keras_groupopt as kgo
 
@@ -46,7 +44,6 @@ LIMITS = {"sam": 2.1, "looksam": 1.35}
 # What a step may hold more than the peer's, in copies of the weights: one of what is perturbed,
 # and one set of gradients.
 MEMORY_LIMIT = 2.0
-MEBIBYTE = 2**20
 
 
 def resnet(widths: tuple[int, ...], blocks: int, stride: int) -> tuple[Any, Any]:
@@ -87,7 +84,8 @@ def compiled(name: str, settings: argparse.Namespace) -> Any:
         model = keras.Model(inputs, outputs)
     else:
         model = kgo.SharpnessAwareModel(inputs, outputs, gradient_rule=make())
-    optimizer = step_time.grouped(model, "head/.*", on_nonfinite="skip")
+    options = {"weight_decay": WEIGHT_DECAY}
+    optimizer = contenders.grouped(Setting(model, "head/.*", None, "", options))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer=optimizer, loss=loss)
     return model
@@ -166,22 +164,13 @@ def compare(settings: argparse.Namespace) -> dict[str, Any]:
 # Memory --------------------------------------------------------------------------------------
 
 
-def memory(settings: argparse.Namespace) -> dict[str, Any]:
+def memory_of_all(settings: argparse.Namespace) -> dict[str, Any]:
     """Returns the peak memory of a step with each rule, each in a process of its own."""
     found = {}
     for name in settings.rules:
-        command = [sys.executable, __file__, "--memory-of", name, "--model", settings.model]
-        command += ["--batch", str(settings.batch), "--steps", str(settings.steps)]
-        # Blocks that are freed go back to the system at once, so that what is resident is held.
-        environment = {
-            **os.environ,
-            "MALLOC_MMAP_THRESHOLD_": "65536",
-            "MALLOC_TRIM_THRESHOLD_": "0",
-        }
-        done = subprocess.run(
-            command, env=environment, stdout=subprocess.PIPE, text=True, check=True
-        )
-        found[name] = json.loads(done.stdout)
+        options = ["--memory-of", name, "--model", settings.model]
+        options += ["--batch", str(settings.batch), "--steps", str(settings.steps)]
+        found[name] = memory.in_new_process(__file__, *options)
     peer = found[PEER]
     for result in found.values():
         copy = result["weights_mib"]
@@ -199,28 +188,15 @@ def measure_memory(name: str, settings: argparse.Namespace) -> dict[str, Any]:
     x, y = data(settings)
     options = {"batch_size": settings.batch, "shuffle": False, "verbose": 0}
     weights = sum(int(np.prod(v.shape)) * 4 for v in model.trainable_variables)
-    result: dict[str, Any] = {"weights_mib": round(weights / MEBIBYTE, 4)}
+    result: dict[str, Any] = {"weights_mib": round(weights / memory.MEBIBYTE, 4)}
     if keras.backend.backend() == "jax":
         # XLA says what it plans, which no noise blurs.
         return result | {"compiled_mib": compiled_mebibytes(model, x, y, settings)}
     for _ in range(2):
         model.fit(x, y, **options)
-    result["resident_mib"] = peak_of(lambda: model.fit(x, y, **options))
+    peak = memory.peak_of(lambda: model.fit(x, y, **options))
+    result["resident_mib"] = peak and round(peak[1], 1)
     return result
-
-
-def peak_of(work: Callable[[], Any]) -> float | None:
-    """Returns the most MiB resident while `work` runs; `None` where Linux does not tell."""
-    reset, status = pathlib.Path("/proc/self/clear_refs"), pathlib.Path("/proc/self/status")
-    gc.collect()
-    try:
-        ctypes.CDLL(None).malloc_trim(0)
-        reset.write_text("5")
-        work()
-        found = re.search(r"VmHWM:\s*(\d+) kB", status.read_text())
-    except (OSError, AttributeError):
-        return None
-    return round(int(found[1]) / 1024, 1) if found else None
 
 
 def compiled_mebibytes(
@@ -243,7 +219,7 @@ def compiled_mebibytes(
     lowered = jax.jit(model.train_step, donate_argnums=0).lower(state, batch)
     plan = lowered.compile().memory_analysis()
     total = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
-    return round((total + plan.temp_size_in_bytes) / MEBIBYTE, 1)
+    return round((total + plan.temp_size_in_bytes) / memory.MEBIBYTE, 1)
 
 
 def targets(steps: dict[str, Any], peaks: dict[str, Any]) -> dict[str, Any]:
@@ -300,7 +276,7 @@ def main() -> None:
     peaks: dict[str, Any] = {}
     if settings.memory:
         print(f"{backend}: memory …", file=sys.stderr)
-        peaks = memory(settings)
+        peaks = memory_of_all(settings)
     hidden = ("output", "memory_of")
     result = {
         "benchmark": "training_step",

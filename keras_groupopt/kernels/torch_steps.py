@@ -72,13 +72,14 @@ def _run(step: ListStep, prepare: Callable[..., Move]) -> None:
         move = prepare(step.rule, step.rate, scalar)
         scale = None if step.scale is None else scalar(step.scale)
         share = None if step.decay is None else scalar(step.decay)
-        kept = None if share is None else 1.0 - share
+        # Not times 1 − share, which rounds a small share away.
+        back = None if share is None else -share
         for block in _blocks(weights, places, _BLOCK[device.type]):
             own = block.of(weights)
             moved_by = block.of(gradients)
             if scale is not None:
                 moved_by = list(torch._foreach_mul(moved_by, scale))
-            if kept is not None:
+            if back is not None:
                 free = []
                 for place, weight, anchor in zip(block.places, own, block.of(anchors), strict=True):
                     if not step.decayed[place]:
@@ -88,7 +89,7 @@ def _run(step: ListStep, prepare: Callable[..., Move]) -> None:
                     else:
                         weight.lerp_(anchor, share)
                 if free:
-                    torch._foreach_mul_(free, kept)
+                    torch._foreach_addcmul_(free, free, [back] * len(free))
             move(own, moved_by, *(block.of(slot) for slot in slots))
 
 

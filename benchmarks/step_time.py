@@ -75,7 +75,7 @@ def compare(
                 for _ in range(options.steps - 1):
                     prepared.step()
             except UNABLE as error:
-                results[key]["error"] = str(error).strip().partition("\n")[0]
+                results[key]["error"] = " ".join(str(error).split())[:200]
                 continue
             steps[key] = prepared.step
             for part, seconds in prepared.start_up.items():

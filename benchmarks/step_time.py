@@ -8,6 +8,7 @@ See README.md in this folder for what is compared and how to read the result.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import json
 import os
@@ -30,6 +31,8 @@ from prepared import EPSILON, Prepared, Setting
 
 SETS = {"peers": contenders.peers, "switches": contenders.switches}
 Key = tuple[str, str]
+# What the installed versions cannot do is missing, not a failed run.
+UNABLE = (AttributeError, RuntimeError)
 
 
 def entries(name: str) -> dict[Key, Contender]:
@@ -69,12 +72,11 @@ def compare(
             print(f"  {' '.join(key)} …", file=sys.stderr)
             try:
                 prepared = prepare(found[key], key[0], setting, start)
-            except (NotImplementedError, AttributeError) as error:
-                # What the installed versions cannot do is missing, not a failed run.
-                results[key]["error"] = str(error)
+                for _ in range(options.steps - 1):
+                    prepared.step()
+            except UNABLE as error:
+                results[key]["error"] = " ".join(str(error).split())[:200]
                 continue
-            for _ in range(options.steps - 1):
-                prepared.step()
             steps[key] = prepared.step
             for part, seconds in prepared.start_up.items():
                 clocks = results[key].setdefault("start_up", {}).setdefault(part, {})
@@ -139,7 +141,8 @@ def warm_up(modes: Iterable[str]) -> None:
     for mode in modes:
         for name in ("grouped", "adamw"):
             setting = Setting(model, pattern, feed, mode, contenders.BASIC)
-            contenders.peers()[name].prepare(setting)
+            with contextlib.suppress(*UNABLE):
+                contenders.peers()[name].prepare(setting)
 
 
 def arguments(received: list[str] | None = None) -> argparse.Namespace:

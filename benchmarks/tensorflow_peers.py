@@ -25,6 +25,9 @@ def resource_apply_adam(setting: Setting) -> Prepared:
     """Prepares decay, clip and `ResourceApplyAdam` on plain variables."""
     watch = measuring.Stopwatch()
     weights = [tf.Variable(variable.value) for variable in setting.model.trainable_variables]
+    if any(weight.dtype != tf.float32 for weight in weights):
+        # The operation computes in the dtype of the weights, and beta_2 is 1 in bfloat16.
+        raise NotImplementedError("ResourceApplyAdam needs float32 weights")
 
     def make() -> list[Any]:
         slots = [[tf.Variable(tf.zeros_like(weight)) for weight in weights] for _ in range(2)]

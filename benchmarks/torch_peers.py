@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -60,9 +61,9 @@ def adamw(setting: Setting, *, groups: int = 2, **form: bool) -> Prepared:
             if isinstance(value, torch.Tensor)
         )
 
-    return torch_steps.start(
-        apply, setting, watch, lambda: torch_steps.read(parameters), state_bytes
-    )
+    # `torch.compile` compiles it anew at some later step, and fails there.
+    eager = dataclasses.replace(setting, mode="eager")
+    return torch_steps.start(apply, eager, watch, lambda: torch_steps.read(parameters), state_bytes)
 
 
 def _form(what: str, **options: Any) -> tuple[str, Callable[[Setting], Prepared]]:

@@ -16,6 +16,9 @@ from keras_groupopt.kernels.torch_steps import fused_step as fused_step
 
 Tensor = Any
 
+# Values from which on it takes longer to read a gradient than to call one more function.
+_LARGE = 1 << 16
+
 
 def _by_device_and_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
     groups: dict[tuple[Any, Any], list[int]] = {}
@@ -70,9 +73,28 @@ def global_norm(gradients: Sequence[Tensor]) -> Tensor:
     """Returns the Euclidean norm over all gradients, a float32 scalar."""
     # float64 has to be narrowed first: torch refuses to do it on the way.
     own = [g.float() if g.dtype == torch.float64 else g for g in gradients]
-    norms = torch._foreach_norm(own, 2, dtype=torch.float32)
-    device = norms[0].device
-    return torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]), 2)
+    device = own[0].device
+    halved = [g for g in own if _has_halves(g)]
+    norms = [
+        torch.linalg.vector_norm(g.view(2, -1), dim=1, dtype=torch.float32).to(device)
+        for g in halved
+    ]
+    whole = own if not halved else [g for g in own if not _has_halves(g)]
+    if whole:
+        rest = torch._foreach_norm(whole, 2, dtype=torch.float32)
+        norms.append(torch.stack([norm.to(device) for norm in rest]))
+    return torch.linalg.vector_norm(torch.cat(norms), 2)
+
+
+def _has_halves(gradient: Tensor) -> bool:
+    """Whether two norms are faster than one: each core of a processor sums a row in one pass."""
+    values = gradient.numel()
+    return (
+        values >= _LARGE
+        and values % 2 == 0
+        and gradient.device.type == "cpu"
+        and gradient.is_contiguous()
+    )
 
 
 @torch.no_grad()

@@ -147,6 +147,9 @@ def _adam_move(
     rate: Tensor, beta_1: float, beta_2: float, epsilon: float, amsgrad: bool = False
 ) -> Move:
     """`m ← β₁ m + (1 − β₁) g`, `v ← β₂ v + (1 − β₂) g²`, `w ← w − rate · m / (√v + ε)`."""
+    if torch.compiler.is_compiling():
+        # The fused kernel is none that a compiler can look into.
+        return _adam_chain(rate, beta_1, beta_2, epsilon)
     # torch's own bias corrections are 1 after so many steps: Keras' are in the rate.
     forever = torch.full((), float("inf"), dtype=torch.float32, device=rate.device)
 
@@ -176,6 +179,34 @@ def _adam_move(
     return move
 
 
+def _adam_chain(rate: Tensor, beta_1: float, beta_2: float, epsilon: float) -> Move:
+    def move(
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        m: list[Tensor],
+        v: list[Tensor],
+        largest: Sequence[Tensor] = (),
+    ) -> None:
+        _moments(beta_1, beta_2, gradients, m, v)
+        if largest:
+            torch._foreach_maximum_(largest, v)
+        roots = torch._foreach_sqrt(largest or v)
+        torch._foreach_add_(roots, epsilon)
+        steps = torch._foreach_mul(m, rate)
+        torch._foreach_div_(steps, roots)
+        torch._foreach_sub_(weights, steps)
+
+    return move
+
+
+def _moments(
+    beta_1: float, beta_2: float, gradients: list[Tensor], m: list[Tensor], v: list[Tensor]
+) -> None:
+    torch._foreach_lerp_(m, gradients, 1.0 - beta_1)
+    torch._foreach_mul_(v, beta_2)
+    torch._foreach_addcmul_(v, gradients, gradients, value=1.0 - beta_2)
+
+
 def _adam(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
     step = scalar(ops.convert_to_tensor(rule.iterations)) + 1
     # As Keras rounds them.
@@ -194,13 +225,13 @@ def _radam(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
     def not_adaptive(
         weights: list[Tensor], gradients: list[Tensor], m: list[Tensor], v: list[Tensor]
     ) -> None:
-        _moments(rule, gradients, m, v)
+        _moments(rule.beta_1, rule.beta_2, gradients, m, v)
         torch._foreach_sub_(weights, torch._foreach_mul(m, plain))
 
     def either(
         weights: list[Tensor], gradients: list[Tensor], m: list[Tensor], v: list[Tensor]
     ) -> None:
-        _moments(rule, gradients, m, v)
+        _moments(rule.beta_1, rule.beta_2, gradients, m, v)
         roots = torch._foreach_sqrt(v)
         torch._foreach_add_(roots, rule.epsilon)
         steps = torch._foreach_div(m, [torch.where(trusted, root, one) for root in roots])
@@ -213,12 +244,6 @@ def _radam(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
         # The host would have to wait for the device.
         return either
     return adaptive if bool(trusted) else not_adaptive
-
-
-def _moments(rule: Any, gradients: list[Tensor], m: list[Tensor], v: list[Tensor]) -> None:
-    torch._foreach_lerp_(m, gradients, 1.0 - rule.beta_1)
-    torch._foreach_mul_(v, rule.beta_2)
-    torch._foreach_addcmul_(v, gradients, gradients, value=1.0 - rule.beta_2)
 
 
 def _adan(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:

@@ -120,9 +120,10 @@ class GroupedOptimizer(
             step when `fit` ends (`GroupLogger`: when the batch ends); `"propagate"` does not
             look.
         fused: Whether a rule may move all variables of its group at once, by what the backend has
-            for that (torch's fused and foreach functions, TensorFlow's training operations), where
-            there is such a step for it. The numbers are the rule's to rounding, and state and
-            files are the same; `False` runs the rule's own update.
+            for that (torch's fused and foreach functions, TensorFlow's training operations, on JAX
+            one trace for all variables of a shape), where there is such a step for it. The numbers
+            are the rule's to rounding, and state and files are the same; `False` runs the rule's
+            own update.
         use_ema: Keras' averages: as `ema=kgo.EMA(ema_momentum)`, but the first average is the
             weights after the first step, and `fit` ends by writing the averages into the weights.
         ema_momentum: The momentum for `use_ema`, in [0, 1).

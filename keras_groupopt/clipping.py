@@ -31,21 +31,16 @@ def scale_for(norm: Tensor, limit: float) -> Tensor:
     return ops.where(ops.isfinite(norm), scale, float("nan"))
 
 
-def clip_by_global_norm(
-    gradients: Sequence[Tensor], limit: float, norm: Tensor | None = None
-) -> list[Tensor]:
+def clip_by_global_norm(gradients: Sequence[Tensor], limit: float) -> list[Tensor]:
     """Scales all gradients by one factor so that their joint norm is at most `limit`.
 
     Args:
         gradients: The gradients.
         limit: The limit.
-        norm: Their joint norm, where it is known.
     """
     if not gradients:
         return []
-    if norm is None:
-        norm = kernels.global_norm(gradients)
-    return kernels.scale(gradients, scale_for(norm, limit))
+    return kernels.scale(gradients, scale_for(kernels.global_norm(gradients), limit))
 
 
 def clip_group(

@@ -12,19 +12,13 @@ from keras_groupopt import _compat
 from keras_groupopt.kernels.torch_momentum import rmsprop_step as rmsprop_step
 from keras_groupopt.kernels.torch_momentum import sgd_step as sgd_step
 from keras_groupopt.kernels.torch_steps import are_fusible as are_fusible
+from keras_groupopt.kernels.torch_steps import by_device_and_dtype
 from keras_groupopt.kernels.torch_steps import fused_step as fused_step
 
 Tensor = Any
 
 # Values from which on it takes longer to read a gradient than to call one more function.
 _LARGE = 1 << 16
-
-
-def _by_device_and_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
-    groups: dict[tuple[Any, Any], list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        groups.setdefault((tensor.device, tensor.dtype), []).append(index)
-    return list(groups.values())
 
 
 def without_gradients() -> AbstractContextManager[Any]:
@@ -101,7 +95,7 @@ def _has_halves(gradient: Tensor) -> bool:
 def distance(values: Sequence[Tensor], variables: Sequence[Any]) -> Tensor:
     """Returns `‖v − w‖` over values, which it writes to, and variables; a float32 scalar."""
     weights = _compat.values_of(variables)
-    for indices in _by_device_and_dtype(values):
+    for indices in by_device_and_dtype(values):
         torch._foreach_sub_([values[i] for i in indices], [weights[i] for i in indices])
     return global_norm(values)
 
@@ -110,7 +104,7 @@ def distance(values: Sequence[Tensor], variables: Sequence[Any]) -> Tensor:
 def scale(gradients: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
     """Returns each gradient times `factor`, in the gradient's dtype."""
     scaled: list[Tensor] = list(gradients)
-    for indices in _by_device_and_dtype(gradients):
+    for indices in by_device_and_dtype(gradients):
         first = gradients[indices[0]]
         own = torch.as_tensor(factor, dtype=first.dtype, device=first.device)
         products = torch._foreach_mul([gradients[i] for i in indices], own)
@@ -132,7 +126,7 @@ def clip_by_value(gradient: Tensor, limit: float) -> Tensor:
 def shrink(variables: Sequence[Any], factor: Tensor) -> None:
     """Does `w ← w − factor · w` for each variable, in place."""
     values = _compat.values_of(variables)
-    for indices in _by_device_and_dtype(values):
+    for indices in by_device_and_dtype(values):
         first = values[indices[0]]
         # Weights of float64 need the factor of float64: in float32, 1 − 1e-7 is 1 − 1.2e-7.
         precise = torch.promote_types(first.dtype, torch.float32)
@@ -144,7 +138,7 @@ def shrink(variables: Sequence[Any], factor: Tensor) -> None:
 def pull(variables: Sequence[Any], anchors: Sequence[Any], factor: Tensor) -> None:
     """Does `w ← w − factor · (w − a)` for each variable and its anchor, in place."""
     values, targets = _compat.values_of(variables), _compat.values_of(anchors)
-    for indices in _by_device_and_dtype(values):
+    for indices in by_device_and_dtype(values):
         weights = [values[i] for i in indices]
         wanted = [targets[i] for i in indices]
         steps = torch._foreach_sub(wanted, weights)
@@ -158,7 +152,7 @@ def accumulate(
 ) -> None:
     """Does `a ← a + weight · g` for each accumulator and its gradient, in place."""
     values = _compat.values_of(accumulators)
-    for indices in _by_device_and_dtype(values):
+    for indices in by_device_and_dtype(values):
         own = [values[i] for i in indices]
         added = [gradients[i].to(own[0].dtype) for i in indices]
         if weight is not None:
@@ -173,7 +167,7 @@ def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, co
     """Does `v ← v + share · (w − v)`, in place and in one pass; exactly `w` where `share` is 1."""
     del copies
     means, values = _compat.values_of(averages), _compat.values_of(variables)
-    for indices in _by_device_and_dtype(means):
+    for indices in by_device_and_dtype(means):
         first = means[indices[0]]
         part = share.to(first.device, first.dtype)
         for index in indices:
@@ -213,7 +207,7 @@ def dot(first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
 def add_scaled(first: Sequence[Tensor], second: Sequence[Tensor], factor: Tensor) -> list[Tensor]:
     """Returns `a + factor · b` for each pair, in the dtype of `a`."""
     sums: list[Tensor] = list(first)
-    for indices in _by_device_and_dtype(first):
+    for indices in by_device_and_dtype(first):
         own = [first[i] for i in indices]
         others = [second[i].to(own[0].dtype) for i in indices]
         scaled = torch._foreach_mul(others, factor.to(own[0].device, own[0].dtype))

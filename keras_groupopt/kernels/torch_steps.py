@@ -40,6 +40,14 @@ def fused_step(kind: str) -> FusedStep | None:
     return torch.no_grad()(fused)
 
 
+def by_device_and_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Returns the places of tensors that a function on lists can take together."""
+    groups: dict[tuple[Any, Any], list[int]] = {}
+    for index, tensor in enumerate(tensors):
+        groups.setdefault((tensor.device, tensor.dtype), []).append(index)
+    return list(groups.values())
+
+
 def are_fusible(gradients: Sequence[Tensor], variables: Sequence[Any]) -> list[bool]:
     """Returns for each gradient and its variable whether a fused step takes them."""
     return [
@@ -61,10 +69,8 @@ def _run(step: ListStep, prepare: Callable[..., Move]) -> None:
     slots = [_compat.values_of(slot) for slot in step.slots]
     anchors = [None if a is None else _compat.values_of([a])[0] for a in step.anchors]
     # A rule may make up its mind only once: all of a list are of one dtype and on one device.
-    alike: dict[tuple[Any, Any], list[int]] = {}
-    for place, weight in enumerate(weights):
-        alike.setdefault((weight.device, weight.dtype), []).append(place)
-    for (device, dtype), places in alike.items():
+    for places in by_device_and_dtype(weights):
+        device, dtype = weights[places[0]].device, weights[places[0]].dtype
 
         def scalar(value: Any, device: Any = device, dtype: Any = dtype) -> Tensor:
             return torch.as_tensor(value, dtype=dtype, device=device)

@@ -6,32 +6,26 @@ learning-rate ratio, decay and anchor.
 
 from keras_groupopt import recipes as recipes
 from keras_groupopt import schedules as schedules
-from keras_groupopt.atomic import save_weights as save_weights
-from keras_groupopt.averaged_weights import averaged_weights as averaged_weights
-from keras_groupopt.averaged_weights import load_averages as load_averages
-from keras_groupopt.averaged_weights import save_averaged as save_averaged
-from keras_groupopt.base_rate import from_base as from_base
-from keras_groupopt.batch_norm import update_batch_norm as update_batch_norm
-from keras_groupopt.callbacks.backup import BackupAndRestore as BackupAndRestore
-from keras_groupopt.callbacks.flush_accumulation import FlushAccumulation as FlushAccumulation
-from keras_groupopt.callbacks.group_logger import GroupLogger as GroupLogger
-from keras_groupopt.callbacks.learning_rate_finder import LearningRateFinder as LearningRateFinder
-from keras_groupopt.callbacks.plateau_ratio import PlateauRatio as PlateauRatio
-from keras_groupopt.callbacks.use_averaged_weights import UseAveragedWeights as UseAveragedWeights
-from keras_groupopt.checkpoints import load_weights as load_weights
-from keras_groupopt.checkpoints import read_manifest as read_manifest
-from keras_groupopt.converters.foreign_state import load_torch_state as load_torch_state
-from keras_groupopt.converters.keras_optimizers import from_multi_optimizer as from_multi_optimizer
-from keras_groupopt.converters.keras_optimizers import from_optimizer as from_optimizer
-from keras_groupopt.converters.param_groups import from_param_groups as from_param_groups
-from keras_groupopt.ema import EMA as EMA
-from keras_groupopt.ema import SWA as SWA
-from keras_groupopt.grouped_optimizer import GroupedOptimizer as GroupedOptimizer
-from keras_groupopt.groups import Group as Group
-from keras_groupopt.groups import rule as rule
-from keras_groupopt.loss_scale import LossScaleOptimizer as LossScaleOptimizer
-from keras_groupopt.model_xml import to_xml as to_xml
-from keras_groupopt.plan import Plan as Plan
+from keras_groupopt.base.files import save_weights as save_weights
+from keras_groupopt.checkpoint.matching import Report as Report
+from keras_groupopt.checkpoint.resuming import resuming as resuming
+from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer as GroupedOptimizer
+from keras_groupopt.optimizer.loss_scale import LossScaleOptimizer as LossScaleOptimizer
+from keras_groupopt.optimizer.model_files import load_weights as load_weights
+from keras_groupopt.optimizer.model_files import read_manifest as read_manifest
+from keras_groupopt.optimizer.transfer_state import transfer_state as transfer_state
+from keras_groupopt.plan.averages import EMA as EMA
+from keras_groupopt.plan.averages import SWA as SWA
+from keras_groupopt.plan.group import Group as Group
+from keras_groupopt.plan.group import rule as rule
+from keras_groupopt.plan.plan import Plan as Plan
+from keras_groupopt.plan.views.finder_result import RateCurves as RateCurves
+from keras_groupopt.recipes.converters.foreign_state import load_torch_state as load_torch_state
+from keras_groupopt.recipes.converters.keras_optimizers import (
+    from_multi_optimizer as from_multi_optimizer,
+)
+from keras_groupopt.recipes.converters.keras_optimizers import from_optimizer as from_optimizer
+from keras_groupopt.recipes.converters.param_groups import from_param_groups as from_param_groups
 from keras_groupopt.rules.adabelief import AdaBelief as AdaBelief
 from keras_groupopt.rules.adafactor import Adafactor as Adafactor
 from keras_groupopt.rules.adan import Adan as Adan
@@ -44,6 +38,7 @@ from keras_groupopt.rules.schedule_free_adamw import ScheduleFreeAdamW as Schedu
 from keras_groupopt.schedules.combined import warmup as warmup
 from keras_groupopt.schedules.constant import ConstantRate as ConstantRate
 from keras_groupopt.schedules.constant import constant as constant
+from keras_groupopt.schedules.from_base import from_base as from_base
 from keras_groupopt.selectors import Selector as Selector
 from keras_groupopt.selectors import default_exclude_from_decay as default_exclude_from_decay
 from keras_groupopt.selectors import everything as everything
@@ -56,9 +51,24 @@ from keras_groupopt.selectors import variable_name as variable_name
 from keras_groupopt.selectors import variables as variables
 from keras_groupopt.selectors import where as where
 from keras_groupopt.selectors import xpath as xpath
-from keras_groupopt.state.matching import Report as Report
-from keras_groupopt.state.resuming import resuming as resuming
+from keras_groupopt.selectors.model_xml import to_xml as to_xml
+from keras_groupopt.training.averaged_weights import averaged_weights as averaged_weights
+from keras_groupopt.training.averaged_weights import load_averages as load_averages
+from keras_groupopt.training.averaged_weights import save_averaged as save_averaged
 from keras_groupopt.training.batch import Batch as Batch
+from keras_groupopt.training.batch_norm import update_batch_norm as update_batch_norm
+from keras_groupopt.training.callbacks.backup import BackupAndRestore as BackupAndRestore
+from keras_groupopt.training.callbacks.flush_accumulation import (
+    FlushAccumulation as FlushAccumulation,
+)
+from keras_groupopt.training.callbacks.group_logger import GroupLogger as GroupLogger
+from keras_groupopt.training.callbacks.learning_rate_finder import (
+    LearningRateFinder as LearningRateFinder,
+)
+from keras_groupopt.training.callbacks.plateau_ratio import PlateauRatio as PlateauRatio
+from keras_groupopt.training.callbacks.use_averaged_weights import (
+    UseAveragedWeights as UseAveragedWeights,
+)
 from keras_groupopt.training.gradient_rule import GradientRule as GradientRule
 from keras_groupopt.training.gradient_rule import Hyperparameter as Hyperparameter
 from keras_groupopt.training.gradient_rule import SingleGradient as SingleGradient
@@ -66,11 +76,9 @@ from keras_groupopt.training.model import SharpnessAware as SharpnessAware
 from keras_groupopt.training.model import SharpnessAwareModel as SharpnessAwareModel
 from keras_groupopt.training.model import SharpnessAwareSequential as SharpnessAwareSequential
 from keras_groupopt.training.model import sharpness_aware as sharpness_aware
-from keras_groupopt.training.rules import ASAM as ASAM
-from keras_groupopt.training.rules import GSAM as GSAM
-from keras_groupopt.training.rules import SAM as SAM
-from keras_groupopt.training.rules import LookSAM as LookSAM
-from keras_groupopt.transfer import transfer_state as transfer_state
-from keras_groupopt.views.rate_curves import RateCurves as RateCurves
+from keras_groupopt.training.sharpness_rules import ASAM as ASAM
+from keras_groupopt.training.sharpness_rules import GSAM as GSAM
+from keras_groupopt.training.sharpness_rules import SAM as SAM
+from keras_groupopt.training.sharpness_rules import LookSAM as LookSAM
 
 __version__ = "0.1.0"

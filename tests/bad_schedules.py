@@ -9,7 +9,7 @@ import pytest
 
 import keras_groupopt as kgo
 from keras_groupopt import schedules
-from keras_groupopt.horizon import horizon
+from keras_groupopt.schedules.horizon import horizon
 
 LINEAR = schedules.Linear(1.0, 10)
 

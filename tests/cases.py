@@ -19,7 +19,7 @@ import references
 from grouped_reference import ReferenceGroup, grouped_step, make_rules
 
 import keras_groupopt as kgo
-from keras_groupopt.groups import as_rule
+from keras_groupopt.plan.group import as_rule
 from keras_groupopt.rules.fused import FUSIBLE
 from keras_groupopt.rules.registry import rule_class
 

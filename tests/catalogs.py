@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from keras_groupopt.selectors import Selector, as_selector
-from keras_groupopt.variable_info import LayerInfo, VariableCatalog, VariableInfo
+from keras_groupopt.selectors.variable_info import LayerInfo, VariableCatalog, VariableInfo
 
 SHAPES = {"kernel": (3, 4), "embeddings": (10, 4)}
 

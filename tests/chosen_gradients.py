@@ -14,7 +14,7 @@ import numpy as np
 from keras import ops
 
 import keras_groupopt as kgo
-from keras_groupopt.walk import describe_model
+from keras_groupopt.selectors.layer_paths import describe_model
 
 
 def mean_output(y_true: Any, y_pred: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from keras_groupopt.views.table import summary
+from keras_groupopt.plan.views.table import summary
 
 EXCLUDED = 'rank(max=1) | variable_name("bias", "gamma", "beta")'
 

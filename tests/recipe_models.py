@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras import layers, ops
 
-from keras_groupopt.walk import describe_model
+from keras_groupopt.selectors.layer_paths import describe_model
 
 
 @keras.saving.register_keras_serializable(package="groupopt_tests")

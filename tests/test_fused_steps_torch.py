@@ -140,7 +140,7 @@ def test_memory_in_another_order_is_read_as_what_it_is(rule: str, strided: str) 
 
 
 def test_a_gradient_of_another_shape_or_dtype_is_left_to_the_rule() -> None:
-    from keras_groupopt.kernels import are_fusible
+    from keras_groupopt.backend import are_fusible
 
     _, weights, given = built("adam")
     others = [given[0], given[1][:-1], given[2].double(), given[3].reshape(1)]
@@ -158,9 +158,9 @@ def test_gradients_are_left_as_they_came(rule: str, options: Any) -> None:
 
 @pytest.fixture
 def block_of_4096_values(monkeypatch: pytest.MonkeyPatch) -> int:
-    from keras_groupopt.kernels import torch_steps
+    from keras_groupopt.backend import fused_torch
 
-    monkeypatch.setitem(torch_steps._BLOCK, "cpu", 4096)
+    monkeypatch.setitem(fused_torch._BLOCK, "cpu", 4096)
     return 4096
 
 

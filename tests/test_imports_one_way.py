@@ -5,142 +5,89 @@ from __future__ import annotations
 import ast
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+REPOSITORY = next(p for p in pathlib.Path(__file__).resolve().parents if (p / "README.md").exists())
 PACKAGE = "keras_groupopt"
 BACKENDS = ("tensorflow", "jax", "torch")
 
-# From the bottom up. A part may import parts of the rows above it in this table, and of its own
-# row; `ALONE` import nothing of ours at all.
-ROWS = (
-    ("variable_info", "views", "arguments", "base_rate", "naming", "wording", "_compat", "atomic"),
-    ("selectors", "ema", "horizon"),
-    ("groups", "ratios"),
-    ("bindings", "curves"),
-    ("plan",),
-    ("resolve",),
-    ("walk",),
-    ("kernels",),
-    ("rules", "schedules", "registered"),
-    ("slots", "hyperparameters"),
-    ("decay", "clipping", "accumulation", "averaging", "finiteness", "sharpness"),
-    ("memory", "anchors", "gradient_state", "measures", "variable_rates"),
-    ("updates",),
-    ("group_parts", "run_length"),
-    ("parts",),
-    ("step", "declaration", "config"),
-    ("state",),
-    ("binding", "running_values", "persistence", "rebuilding", "measuring"),
-    ("freezing",),
-    ("grouped_optimizer",),
-    ("loss_scale",),
-    (
-        "training",
-        "callbacks",
-        "recipes",
-        "converters",
-        "transfer",
-        "checkpoints",
-        "averaged_weights",
-        "batch_norm",
-        "model_xml",
-    ),
-    ("__init__",),
-)
-ALONE = ("variable_info", "views", "arguments", "base_rate", "naming", "_compat", "atomic")
-PURE = (
-    "variable_info",
-    "views",
-    "arguments",
-    "base_rate",
-    "naming",
-    "wording",
+# A folder imports only folders before it. The package itself imports them all.
+FOLDERS = (
+    "base",
     "selectors",
-    "ema",
-    "horizon",
-    "curves",
-    "groups",
-    "ratios",
-    "bindings",
+    "schedules",
+    "backend",
     "plan",
-    "resolve",
+    "rules",
+    "step",
+    "checkpoint",
+    "optimizer",
+    "training",
+    "recipes",
 )
+# These hold no tensors.
+WITHOUT_KERAS = ("base.checks", "base.text", "plan")
 # Rich and h5py come with Keras, which needs both.
 INSTALLED = ("keras", "numpy", "rich", "h5py")
 OPTIONAL = ("matplotlib", "IPython", "elementpath")
-ROW_OF = {part: row for row, parts in enumerate(ROWS) for part in parts}
 
-SOURCES = sorted((REPOSITORY / PACKAGE).rglob("*.py"))
-IDS = [path.relative_to(REPOSITORY).as_posix() for path in SOURCES]
-each_module = pytest.mark.parametrize("path", SOURCES, ids=IDS)
-
-
-def module_name(path: pathlib.Path) -> str:
-    parts = path.relative_to(REPOSITORY).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
+SOURCES = {
+    ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted((REPOSITORY / PACKAGE).rglob("*.py"))
+}
+each_module = pytest.mark.parametrize("module", SOURCES)
 
 
-def part_of(module: str) -> str:
-    """`keras_groupopt.views.table` is of the part `views`; the package itself is `__init__`."""
-    names = module.split(".")
-    return names[1] if len(names) > 1 else "__init__"
-
-
-def only(condition: Callable[[pathlib.Path], bool]) -> dict[str, list]:
-    chosen = [(path, name) for path, name in zip(SOURCES, IDS, strict=True) if condition(path)]
-    return {"argvalues": [path for path, _ in chosen], "ids": [name for _, name in chosen]}
-
-
-MODULES = {module_name(path) for path in SOURCES}
-
-
-def imports(path: pathlib.Path) -> Iterator[tuple[str, int]]:
-    """Full names of all that a module imports, inside functions too, with their lines."""
-    package = PACKAGE if path.parent.name == PACKAGE else f"{PACKAGE}.{path.parent.name}"
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def imports(module: str) -> Iterator[tuple[str, int]]:
+    """Yields the full name of each import of a module, those inside functions too, and its line."""
+    for node in ast.walk(ast.parse(SOURCES[module].read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield alias.name, node.lineno
+            yield from ((alias.name, node.lineno) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = package.split(".")[: len(package.split(".")) + 1 - node.level]
-                base = ".".join([*parents, base] if base else parents)
+            assert node.level == 0, f"{module}:{node.lineno} is a relative import"
             for alias in node.names:
-                full = f"{base}.{alias.name}"
-                # What follows `from … import` may be a module or a name in one.
-                yield (full if full in MODULES or base == "keras" else base), node.lineno
+                full = f"{node.module}.{alias.name}"
+                # The name may be a module or something in one.
+                yield (
+                    (full if full in SOURCES or node.module == "keras" else node.module or ""),
+                    (node.lineno),
+                )
+
+
+def folder(module: str) -> str:
+    return f"{module}..".split(".")[1]
 
 
 def top(module: str) -> str:
-    return module.split(".")[0]
+    return module.partition(".")[0]
+
+
+def is_deferred(module: str, line: int) -> bool:
+    """Whether the line runs only when a function is called, or under a condition."""
+    return any(
+        isinstance(node, ast.FunctionDef | ast.If | ast.Try)
+        and node.lineno <= line <= (node.end_lineno or 0)
+        for node in ast.walk(ast.parse(SOURCES[module].read_text(encoding="utf-8")))
+    )
+
+
+def test_the_package_has_at_most_twelve_entries():
+    entries = {path.name for path in (REPOSITORY / PACKAGE).iterdir()} - {"__pycache__"}
+    assert entries == {*FOLDERS, "__init__.py", "py.typed"}
 
 
 @each_module
-def test_a_module_has_a_place_in_the_direction(path):
-    assert part_of(module_name(path)) in ROW_OF, "add the part to ROWS in this test, and say why"
+def test_a_folder_imports_only_folders_before_it(module):
+    own = folder(module)
+    for other, line in imports(module):
+        if own and top(other) == PACKAGE and folder(other) != own:
+            assert folder(other) in FOLDERS[: FOLDERS.index(own)], f"line {line} imports {other}"
 
 
-@each_module
-def test_a_module_imports_only_what_is_below_it(path):
-    own = part_of(module_name(path))
-    wrong = []
-    for module, line in imports(path):
-        if top(module) != PACKAGE or part_of(module) == own:
-            continue
-        if own in ALONE or ROW_OF[part_of(module)] > ROW_OF[own]:
-            wrong.append(f"{path.name}:{line} imports {module}")
-    assert wrong == []
-
-
-def test_no_two_modules_import_each_other_in_a_circle():
-    graph = {
-        module_name(path): {module for module, _ in imports(path) if module in MODULES}
-        for path in SOURCES
-    }
+def test_no_modules_import_each_other_in_a_circle():
+    graph = {module: {other for other, _ in imports(module)} & set(SOURCES) for module in SOURCES}
     done: set[str] = set()
 
     def visit(module: str, trail: tuple[str, ...]) -> None:
@@ -154,66 +101,48 @@ def test_no_two_modules_import_each_other_in_a_circle():
         visit(module, ())
 
 
-@pytest.mark.parametrize("path", **only(lambda path: part_of(module_name(path)) in PURE))
-def test_a_pure_module_imports_neither_keras_nor_a_backend(path):
-    for module, line in imports(path):
-        assert top(module) not in ("keras", *BACKENDS), f"{path.name}:{line}"
-        assert top(module) != PACKAGE or part_of(module) in PURE, f"{path.name}:{line}: {module}"
+@pytest.mark.parametrize(
+    "module",
+    [m for m in SOURCES if m.removeprefix(f"{PACKAGE}.").startswith(WITHOUT_KERAS)],
+)
+def test_a_module_without_tensors_imports_neither_keras_nor_a_backend(module):
+    for other, line in imports(module):
+        assert top(other) not in ("keras", *BACKENDS), f"line {line} imports {other}"
 
 
-@pytest.mark.parametrize("path", **only(lambda path: path.name != "_compat.py"))
-def test_only_the_compatibility_module_reaches_into_keras(path):
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    prose = {
-        id(node.body[0].value)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        and ast.get_docstring(node) is not None
-    }
-    for module, line in imports(path):
-        assert not f"{module}.".startswith("keras.src."), f"{path.name}:{line}"
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            assert (node.value.id, node.attr) != ("keras", "src"), f"{path.name}:{node.lineno}"
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
-            assert "keras.src" not in node.value, f"{path.name}:{node.lineno}"
+@pytest.mark.parametrize("module", [m for m in SOURCES if m != f"{PACKAGE}.base.compat"])
+def test_only_the_compatibility_module_reaches_into_keras(module):
+    text = SOURCES[module].read_text(encoding="utf-8")
+    assert "keras.src" not in text
+    assert "from keras import src" not in text
 
 
 @each_module
-def test_a_backend_is_imported_only_by_a_module_named_after_it(path):
-    for module, line in imports(path):
+def test_a_backend_is_imported_only_by_a_module_named_after_it(module):
+    for other, line in imports(module):
         for backend in BACKENDS:
-            if top(module) in (backend, f"{backend}lib"):
-                assert backend in path.name, f"{path.name}:{line} imports {module}"
+            if top(other) in (backend, f"{backend}lib"):
+                assert backend in module, f"line {line} imports {other}"
 
 
 @each_module
-def test_a_module_named_after_a_backend_is_imported_only_where_it_is_needed(path):
-    for module, line in imports(path):
+def test_a_module_named_after_a_backend_is_imported_only_where_it_is_needed(module):
+    for other, line in imports(module):
         for backend in BACKENDS:
-            if top(module) == PACKAGE and backend in module.rpartition(".")[2]:
-                assert backend in path.name or is_deferred(path, line), (
-                    f"{path.name}:{line} imports {module} on every backend: move the import into "
-                    f"the function that needs it"
+            if top(other) == PACKAGE and backend in other.rpartition(".")[2]:
+                assert backend in module or is_deferred(module, line), (
+                    f"line {line} imports {other} on every backend: move the import into the "
+                    f"function that needs it"
                 )
 
 
 @each_module
-def test_a_module_imports_only_what_is_installed_with_the_package(path):
-    for module, line in imports(path):
-        name = top(module)
+def test_a_module_imports_only_what_is_installed_with_the_package(module):
+    for other, line in imports(module):
+        name = top(other)
         if name in (PACKAGE, *BACKENDS) or name in sys.stdlib_module_names:
             continue
         if name in OPTIONAL:
-            assert is_deferred(path, line), f"{path.name}:{line}: {name} may be absent"
+            assert is_deferred(module, line), f"line {line}: {name} may be absent"
         else:
-            assert name in INSTALLED, f"{path.name}:{line}: {name} is no dependency"
-
-
-def is_deferred(path: pathlib.Path, line: int) -> bool:
-    """Whether the line runs only when a function is called, or under a condition."""
-    return any(
-        isinstance(node, ast.FunctionDef | ast.If | ast.Try)
-        and node.lineno <= line <= (node.end_lineno or 0)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    )
+            assert name in INSTALLED, f"line {line}: {name} is not a dependency"

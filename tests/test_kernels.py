@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_groupopt import kernels
-from keras_groupopt.kernels import generic
+from keras_groupopt import backend as kernels
+from keras_groupopt.backend import generic
 
 FLOATS = ("float32", "bfloat16", "float16")
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import keras_groupopt as kgo
-from keras_groupopt.views import rate_curves
+from keras_groupopt.plan.views import finder_result
 
 layers = keras.layers
 _generator = np.random.default_rng(0)
@@ -354,7 +354,7 @@ def test_a_summary_and_a_plot_show_the_suggestions(tmp_path):
 
 def curve(*losses: float) -> Any:
     rates = tuple(10.0**place for place in range(len(losses)))
-    return rate_curves.RateCurve(rates, losses, losses, 1.0, False)
+    return finder_result.RateCurve(rates, losses, losses, 1.0, False)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from keras import layers
 
 import keras_groupopt as kgo
 from keras_groupopt.selectors import Selector
-from keras_groupopt.walk import describe_model, describe_variables
+from keras_groupopt.selectors.layer_paths import describe_model, describe_variables
 
 
 def towers() -> keras.Model:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from keras_groupopt.naming import automatic_bases, number_siblings, snake_case
+from keras_groupopt.selectors.layer_names import automatic_bases, number_siblings, snake_case
 
 
 @settings(max_examples=50)

@@ -16,7 +16,7 @@ import keras_groupopt as kgo
 from keras_groupopt import selectors
 from keras_groupopt.recipes.cuts import components, cut
 from keras_groupopt.selectors import Selector
-from keras_groupopt.walk import describe_model
+from keras_groupopt.selectors.layer_paths import describe_model
 
 # From timm 1.0.31 with torch 2.13:
 #   timm.optim.param_groups_layer_decay(timm.create_model(name, ...), layer_decay=0.75)

@@ -13,7 +13,7 @@ from keras import layers
 
 import keras_groupopt as kgo
 from keras_groupopt import recipes, selectors
-from keras_groupopt.walk import describe_model
+from keras_groupopt.selectors.layer_paths import describe_model
 
 
 def assigned(groups, model):

@@ -23,7 +23,6 @@ from keras.optimizers.schedules import (
 from schedule_cases import BASE, EQUAL, RATIO, run_of_torch, theirs
 
 import keras_groupopt as kgo
-from keras_groupopt.horizon import end_of, horizon, length_of, needs_horizon
 from keras_groupopt.schedules import (
     SWA,
     Chained,
@@ -38,6 +37,7 @@ from keras_groupopt.schedules import (
     Step,
     WarmupStableDecay,
 )
+from keras_groupopt.schedules.horizon import end_of, horizon, length_of, needs_horizon
 
 
 def values(schedule: Any, steps: Any) -> np.ndarray:

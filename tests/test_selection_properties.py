@@ -19,7 +19,7 @@ from keras_groupopt.selectors import (
     variable_name,
     variables,
 )
-from keras_groupopt.variable_info import VariableCatalog
+from keras_groupopt.selectors.variable_info import VariableCatalog
 
 LAYERS = ("stem", "block_1", "block_2", "head")
 NAMES = ("kernel", "bias", "gamma")

@@ -25,7 +25,7 @@ from keras_groupopt.selectors import (
     where,
     xpath,
 )
-from keras_groupopt.variable_info import VariableCatalog, VariableInfo
+from keras_groupopt.selectors.variable_info import VariableCatalog, VariableInfo
 
 CLASSES = {
     "net": ("Functional", "Model"),

@@ -31,7 +31,7 @@ from sharpness_cases import (
 )
 
 import keras_groupopt as kgo
-from keras_groupopt import kernels
+from keras_groupopt import backend
 
 BACKEND = os.environ["KERAS_BACKEND"]
 each_rule = pytest.mark.parametrize("name", RULES)
@@ -201,7 +201,7 @@ def fit_busy(
         X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0, validation_data=validation
     ).history
     values = [np.array(ops.convert_to_numpy(variable.value)) for variable in model.variables]
-    drawn = [keras.random.uniform((3,)), *kernels.random_states()]
+    drawn = [keras.random.uniform((3,)), *backend.random_states()]
     return history, values, [np.array(ops.convert_to_numpy(each)).tolist() for each in drawn]
 
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from plan_dicts import EXCLUDED, group, plan, printed, small_plan, variable
 from rich.console import Console
 
-from keras_groupopt.views.compare import compare
-from keras_groupopt.views.figures import memory_text, plan_figures, readable_bytes, shares
-from keras_groupopt.views.html import to_html
-from keras_groupopt.views.table import summary
+from keras_groupopt.plan.views.compare import compare
+from keras_groupopt.plan.views.figures import memory_text, plan_figures, readable_bytes, shares
+from keras_groupopt.plan.views.html import to_html
+from keras_groupopt.plan.views.table import summary
 
 GOLDEN = """\
 Plan: 3 groups, 5 variables
@@ -57,7 +57,7 @@ Group: "head" claims path("head")
 
 @pytest.mark.parametrize("module", ["compare", "figures", "html", "table"])
 def test_the_examples_in_the_docstrings_run(module: str) -> None:
-    results = doctest.testmod(importlib.import_module(f"keras_groupopt.views.{module}"))
+    results = doctest.testmod(importlib.import_module(f"keras_groupopt.plan.views.{module}"))
     assert results.attempted > 0
     assert results.failed == 0
 

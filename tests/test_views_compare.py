@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_dicts import group, plan, small_plan, variable
 
-from keras_groupopt.views.compare import PlanDifference, compare
+from keras_groupopt.plan.views.compare import PlanDifference, compare
 
 
 def leaves(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -14,9 +14,9 @@ import pytest
 import rate_meter
 
 import keras_groupopt as kgo
-from keras_groupopt.curves import curves, run_length, sampled
+from keras_groupopt.plan.sampled_rates import curves, run_length, sampled
+from keras_groupopt.plan.views.plot import figure
 from keras_groupopt.schedules import Cyclic, Linear, MultiStep, OneCycle, Sequential, Step
-from keras_groupopt.views.curves import figure
 
 STEPS = 8
 
@@ -332,7 +332,7 @@ def test_a_group_of_several_rates_is_a_band_and_a_range():
     drawn = [list(line.get_ydata()) for line in axes[0].get_lines()]
     assert drawn == [spread["highest"], spread["lowest"]]
     assert len(axes[0].collections) == 1
-    from keras_groupopt.views.table import summary
+    from keras_groupopt.plan.views.table import summary
 
     lines: list[str] = []
     summary(plan_of().to_dict(), rates=found, print_fn=lines.append)

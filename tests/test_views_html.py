@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plan_dicts import group, plan, small_plan, variable
 
-from keras_groupopt.views.html import MOST_LISTED, to_html
+from keras_groupopt.plan.views.html import MOST_LISTED, to_html
 
 
 class Checker(HTMLParser):

@@ -11,7 +11,7 @@ import pytest
 from keras import layers
 
 from keras_groupopt import selectors
-from keras_groupopt.walk import describe_model, describe_variables
+from keras_groupopt.selectors.layer_paths import describe_model, describe_variables
 
 # Keras reads weight files in a way that NumPy will no longer allow.
 pytestmark = pytest.mark.filterwarnings(

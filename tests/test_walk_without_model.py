@@ -9,7 +9,7 @@ from catalogs import chosen
 from keras import layers
 
 from keras_groupopt import selectors
-from keras_groupopt.walk import describe_variables
+from keras_groupopt.selectors.layer_paths import describe_variables
 
 each_case = pytest.mark.parametrize("case", path_cases.CASES, ids=lambda case: case.name)
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import keras
 
-from keras_groupopt.groups import Group
+from keras_groupopt.plan.group import Group
 from keras_groupopt.recipes.parts import candidates, found_head, resolved, selector_for
 from keras_groupopt.selectors import Selector
-from keras_groupopt.walk import describe_model
+from keras_groupopt.selectors.layer_paths import describe_model
 
 __all__ = ["backbone_and_head"]
 

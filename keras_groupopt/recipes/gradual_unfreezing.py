@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from keras_groupopt.arguments import check_count
-from keras_groupopt.groups import Group
+from keras_groupopt.base.checks import check_count
+from keras_groupopt.plan.group import Group
 from keras_groupopt.recipes.parts import parts_of, selector_for
 from keras_groupopt.schedules.unfreezing import UnfreezeAt
 from keras_groupopt.selectors import Selector, as_selector

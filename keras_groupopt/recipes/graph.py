@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from keras_groupopt import _compat
-from keras_groupopt.walk import layers
+from keras_groupopt.base import compat
+from keras_groupopt.selectors.layer_paths import layers
 
 __all__ = ["Call", "ancestors", "calls_of", "descendants", "has_graph"]
 
@@ -100,7 +100,7 @@ class Call:
 
 def has_graph(model: Any) -> bool:
     """Whether a model says in which order it calls its layers."""
-    return isinstance(model, keras.Model) and _compat.calls(model) is not None
+    return isinstance(model, keras.Model) and compat.calls(model) is not None
 
 
 def calls_of(model: keras.Model) -> list[Call]:
@@ -119,7 +119,7 @@ def _add(
     model: keras.Model, producers: dict[int, frozenset[int]], found: list[Call], child: Any
 ) -> None:
     nothing: frozenset[int] = frozenset()
-    for operation, inputs, outputs in _compat.calls(model) or ():
+    for operation, inputs, outputs in compat.calls(model) or ():
         owner = operation if child is None else child
         before = nothing.union(*(producers.get(id(tensor), nothing) for tensor in inputs))
         if not inputs:
@@ -166,8 +166,8 @@ def _owns_kernel(layer: Any, call: Call) -> bool:
     """
     if isinstance(layer, keras.layers.Embedding):
         return False
-    shapes = [tuple(v.shape) for v in _compat.own_variables(layer) if len(v.shape) >= 2]
-    if _compat.is_keras_own(type(layer)):
+    shapes = [tuple(v.shape) for v in compat.own_variables(layer) if len(v.shape) >= 2]
+    if compat.is_keras_own(type(layer)):
         return bool(shapes)
     features = {shape[-1] for shape in call.inputs if len(shape) > 1}
     whole = layer is call.operation

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import keras
 
-from keras_groupopt import wording
-from keras_groupopt.groups import Group
+from keras_groupopt.base import text
+from keras_groupopt.plan.group import Group
 from keras_groupopt.selectors import variable_name
-from keras_groupopt.walk import describe_model, layers
+from keras_groupopt.selectors.layer_paths import describe_model, layers
 
 __all__ = ["lora"]
 
@@ -51,7 +51,7 @@ def lora(model: keras.Model, ratio: float = 16.0, *, freeze_rest: bool = False) 
         raise ValueError(
             "`model` must have trainable LoRA variables. Received: model named "
             f"{model.name!r}, without. Call `layer.enable_lora(rank)` first, on layers such as "
-            f"{wording.listing(able) or 'Dense or Embedding'}."
+            f"{text.listing(able) or 'Dense or Embedding'}."
         )
     a = variable_name(*(name for name in _A if name in factors))
     b = variable_name(*(name for name in _B if name in factors))

@@ -6,12 +6,12 @@ from typing import Any
 
 import keras
 
-from keras_groupopt.groups import Group, rule
+from keras_groupopt.plan.group import Group, rule
 from keras_groupopt.recipes.graph import calls_of, has_graph
 from keras_groupopt.recipes.parts import no_graph, resolved, selector_for
 from keras_groupopt.selectors import Selector, as_selector, rank, variable_name
-from keras_groupopt.variable_info import VariableCatalog
-from keras_groupopt.walk import describe_model
+from keras_groupopt.selectors.layer_paths import describe_model
+from keras_groupopt.selectors.variable_info import VariableCatalog
 
 __all__ = ["muon_with_adamw"]
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import keras
 
-from keras_groupopt import wording
+from keras_groupopt.base import text
 from keras_groupopt.recipes.graph import has_graph
 from keras_groupopt.recipes.structure import NoOrderError, head_of, structure_of
 from keras_groupopt.selectors import Selector, as_selector, layer, variables
-from keras_groupopt.variable_info import VariableCatalog
-from keras_groupopt.walk import describe_model
+from keras_groupopt.selectors.layer_paths import describe_model
+from keras_groupopt.selectors.variable_info import VariableCatalog
 
 __all__ = [
     "Parts",
@@ -191,7 +191,7 @@ def selector_for(catalog: VariableCatalog, positions: Iterable[int]) -> Selector
 def candidates(catalog: VariableCatalog) -> str:
     """Returns the paths of the root's last children with weights, for errors."""
     top = dict.fromkeys(info.path.split("/")[0] for info in catalog)
-    return ", ".join(map(repr, list(top)[-wording.SHOWN :]))
+    return ", ".join(map(repr, list(top)[-text.SHOWN :]))
 
 
 def check_number_of(name: str, value: Any, low: float, high: float, rule: str) -> float:
@@ -209,7 +209,7 @@ def _positions(owners: Iterable[Any], catalog: VariableCatalog) -> frozenset[int
 
 
 def _paths(catalog: VariableCatalog, positions: Iterable[int]) -> str:
-    return wording.listing([catalog[at].path for at in sorted(positions)])
+    return text.listing([catalog[at].path for at in sorted(positions)])
 
 
 def no_graph(model: keras.Model, name: str, rule: str, advice: str) -> ValueError:

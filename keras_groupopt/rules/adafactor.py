@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt import _compat
+from keras_groupopt.base import compat
 from keras_groupopt.rules import checks
 from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.update_rule import UpdateRule
@@ -123,7 +123,7 @@ class Adafactor(UpdateRule):
         self._velocities: list[Any] = []
         for variable in variables:
             rows = columns = velocity = None
-            if _compat.overwritten_by_gradient(variable):
+            if compat.overwritten_by_gradient(variable):
                 pass
             elif len(variable.shape) < 2:
                 velocity = self.add_variable_from_reference(variable, name="velocity")

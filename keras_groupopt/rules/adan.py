@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt import _compat
+from keras_groupopt.base import compat
 from keras_groupopt.rules import checks
 from keras_groupopt.rules.scalars import bias_correction, scalar
 from keras_groupopt.rules.update_rule import UpdateRule
@@ -116,7 +116,7 @@ class Adan(UpdateRule):
             for slot in self._momentums
         ]
         if self.weight_decay is not None:
-            self._prox.decayed = tuple(_compat.is_decayed(self, v) for v in variables)
+            self._prox.decayed = tuple(compat.is_decayed(self, v) for v in variables)
 
     def apply(self, grads: Sequence[Tensor], trainable_variables: Any = None) -> None:
         """Move all variables by one step.

@@ -17,10 +17,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_groupopt import kernels
-from keras_groupopt.arguments import is_schedule
-from keras_groupopt.groups import Rule
-from keras_groupopt.horizon import end_of, horizon
+from keras_groupopt import backend
+from keras_groupopt.base.checks import is_schedule
+from keras_groupopt.plan.group import Rule
+from keras_groupopt.schedules.horizon import end_of, horizon
 
 Tensor = Any
 
@@ -56,7 +56,7 @@ def value_of(schedule: Any, share: float) -> float:
         with horizon(_LONG):
             end = end_of(schedule)
             step = round((_UNSETTLED if end is None else end) * share)
-            known[share] = float(kernels.on_host(schedule(step)))
+            known[share] = float(backend.on_host(schedule(step)))
     return known[share]
 
 
@@ -147,15 +147,15 @@ def _fields_read(
             with horizon(_LONG), fields.at(count):
                 instance.apply([ops.full(shape, 0.5)], [variable])
 
-        kernels.trace(step)
+        backend.trace(step)
 
     try:
-        kernels.apart(lambda: one_step({}))
+        backend.apart(lambda: one_step({}))
     except Exception:
         return None
     for name, schedule in schedules.items():
         try:
-            kernels.apart(functools.partial(one_step, {name: schedule}))
+            backend.apart(functools.partial(one_step, {name: schedule}))
         except Exception as error:
             reason = str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
             raise TypeError(_not_scheduled(rule, name, schedule, where, reason)) from error

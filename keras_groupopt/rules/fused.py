@@ -11,8 +11,9 @@ from typing import Any
 
 import keras
 
-from keras_groupopt import _compat, kernels
-from keras_groupopt.kernels.list_step import FusedStep
+from keras_groupopt import backend
+from keras_groupopt.backend.fused_step import FusedStep
+from keras_groupopt.base import compat
 from keras_groupopt.rules.adabelief import AdaBelief
 from keras_groupopt.rules.adan import Adan
 from keras_groupopt.rules.nadamw import NAdamW
@@ -96,7 +97,7 @@ def fusible(rule: Any) -> Fusible | None:
         if cls in FUSIBLE:
             return FUSIBLE[cls]
         # What stands for a rule on a backend does the same.
-        variant = _compat.is_backend_variant(cls) or "stands_for" in vars(cls)
+        variant = compat.is_backend_variant(cls) or "stands_for" in vars(cls)
         if not variant and any(name in vars(cls) for name in _HOOKS):
             return None
     return None
@@ -105,5 +106,5 @@ def fusible(rule: Any) -> Fusible | None:
 def fused_step(rule: Any) -> tuple[FusedStep, list[list[Any]]] | None:
     """Returns the fused step that stands for a built rule here, and the state it takes."""
     found = fusible(rule)
-    step = None if found is None else kernels.fused_step(found.kind)
+    step = None if found is None else backend.fused_step(found.kind)
     return None if found is None or step is None else (step, found.slots_of(rule))

@@ -8,9 +8,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt import _compat, kernels
-from keras_groupopt.arguments import is_schedule
-from keras_groupopt.groups import LIFTED, Rule, as_rule
+from keras_groupopt import backend
+from keras_groupopt.base import compat
+from keras_groupopt.base.checks import is_schedule
+from keras_groupopt.plan.group import LIFTED, Rule, as_rule
 from keras_groupopt.rules import checks, registry
 from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.serialization import deserialize_rule, serialize_rule
@@ -91,24 +92,24 @@ class Lookahead(UpdateRule):
             return
         super().build(variables)
         optimizer = registry.make_rule(self._ahead.rule, 0.0, _WHERE)
-        optimizer = kernels.without_reduction(optimizer)
+        optimizer = backend.without_reduction(optimizer)
         optimizer.name = self.name
         optimizer.build(list(variables))
-        _compat.share_counter(optimizer, self)
-        _compat.track_all_state(optimizer)
+        compat.share_counter(optimizer, self)
+        compat.track_all_state(optimizer)
         self._ahead.optimizer = optimizer
         self._slow_weights = [
             None
-            if _compat.overwritten_by_gradient(variable)
+            if compat.overwritten_by_gradient(variable)
             else self.add_variable_from_reference(
-                variable, name="slow", initializer=kernels.copy_of(variable)
+                variable, name="slow", initializer=backend.copy_of(variable)
             )
             for variable in variables
         ]
         # The rule's state is ours, under the names of its attributes, and is saved once.
-        for name, state in _compat.state_attributes(optimizer).items():
+        for name, state in compat.state_attributes(optimizer).items():
             setattr(self, name, state)
-        _compat.track_all_state(self)
+        compat.track_all_state(self)
 
     @property
     def ahead(self) -> Any:
@@ -125,12 +126,12 @@ class Lookahead(UpdateRule):
         is_due = ops.equal(ops.mod(made + 1, self.sync_period), 0)
 
         def run(gradients: list[Tensor]) -> None:
-            kernels.when(is_first, lambda: _start(slow, variables), both)
+            backend.when(is_first, lambda: _start(slow, variables), both)
             # Not `apply`: what comes before and after a step is done once, for the whole.
-            _compat.update_step_of(self.ahead, gradients, variables, learning_rate)
-            kernels.when(is_due, lambda: _sync(slow, variables, size), both)
+            compat.update_step_of(self.ahead, gradients, variables, learning_rate)
+            backend.when(is_due, lambda: _sync(slow, variables, size), both)
 
-        kernels.over_replicas(run, list(grads), [*self.variables, *variables])
+        backend.over_replicas(run, list(grads), [*self.variables, *variables])
 
     def get_config(self) -> dict[str, Any]:
         """Return the constructor arguments.

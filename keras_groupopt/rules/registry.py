@@ -12,8 +12,8 @@ from typing import Any
 
 import keras
 
-from keras_groupopt import _compat
-from keras_groupopt.groups import FOREIGN_OPTIMIZER, LIFTED, WHOLE_ONLY, Group, Rule
+from keras_groupopt.base import compat
+from keras_groupopt.plan.group import FOREIGN_OPTIMIZER, LIFTED, WHOLE_ONLY, Group, Rule
 from keras_groupopt.rules import checks, fields
 from keras_groupopt.rules.adabelief import AdaBelief
 from keras_groupopt.rules.adafactor import Adafactor
@@ -137,14 +137,14 @@ def lift_instance(group: Group) -> Group:
             f"own, {rule.label}, in {group.where}. Its state would be lost: give a new instance, "
             f'or `kgo.rule("{rule.label}", ...)`.'
         )
-    if _compat.has_decay_exclusion(instance):
+    if compat.has_decay_exclusion(instance):
         raise ValueError(
             "`exclude_from_weight_decay` must not be called on an optimizer given as rule. "
             f"Received: {rule.label} in {group.where}. Use `Group(exclude_from_decay=...)`."
         )
     config = _config_of(instance)
     moved = {name: config[name] for name in LIFTED if config.get(name) is not None}
-    declared = _compat.declared_learning_rate(instance)
+    declared = compat.declared_learning_rate(instance)
     if group.learning_rate is not None or (
         group.learning_rate_ratio is not None and not callable(declared)
     ):
@@ -179,7 +179,7 @@ def check_rule(rule: Rule, where: str) -> None:
                 rule, **{"arguments" if rule.config is None else "config": numbers}
             )
             make_rule(tried, 0.0, where)
-            if _compat.is_keras_own(cls):
+            if compat.is_keras_own(cls):
                 checks.numbers_of_keras(numbers, parameters, where)
         except ValueError as error:
             if not share:
@@ -234,7 +234,7 @@ def type_of(instance: Any) -> type:
     cls: type = type(instance)
     while "stands_for" in vars(cls):
         cls = vars(cls)["stands_for"]
-    if not _compat.is_keras_own(cls):
+    if not compat.is_keras_own(cls):
         # A user's class may have the name of its base.
         return cls
     known = rule_names().get(cls.__name__.lower())

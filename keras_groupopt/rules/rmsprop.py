@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_groupopt import kernels
+from keras_groupopt import backend
 
 Tensor = Any
 
@@ -55,4 +55,4 @@ class RMSprop(keras.optimizers.RMSprop):
         average = self._average_gradients[index] if self.centered else None
         slots = (self._velocities[index], self._momentums[index], average)
         hyperparameters = (self.rho, self.momentum, self.epsilon)
-        kernels.rmsprop_step(self, gradient, variable, slots, learning_rate, hyperparameters)
+        backend.rmsprop_step(self, gradient, variable, slots, learning_rate, hyperparameters)

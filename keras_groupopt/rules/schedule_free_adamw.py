@@ -8,7 +8,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt import _compat, kernels
+from keras_groupopt import backend
+from keras_groupopt.base import compat
 from keras_groupopt.rules import checks
 from keras_groupopt.rules.scalars import bias_correction, scalar
 from keras_groupopt.rules.update_rule import UpdateRule
@@ -109,9 +110,9 @@ class ScheduleFreeAdamW(UpdateRule):
         self._velocities = self.add_optimizer_variables(variables, "velocity")
         self._fast = [
             None
-            if _compat.overwritten_by_gradient(variable)
+            if compat.overwritten_by_gradient(variable)
             else self.add_variable_from_reference(
-                variable, name="fast", initializer=kernels.copy_of(variable)
+                variable, name="fast", initializer=backend.copy_of(variable)
             )
             for variable in variables
         ]

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_groupopt import kernels
+from keras_groupopt import backend
 
 Tensor = Any
 
@@ -46,6 +46,6 @@ class SGD(keras.optimizers.SGD):
             learning_rate: The rate of this step, a scalar.
         """
         velocity = self.momentums[self._get_variable_index(variable)]
-        kernels.sgd_step(
+        backend.sgd_step(
             self, gradient, variable, velocity, learning_rate, self.momentum, self.nesterov
         )

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import keras
 from keras import ops
 
-from keras_groupopt.arguments import is_schedule
-from keras_groupopt.horizon import is_fit, known_steps, needs_horizon, steps_in_force
-from keras_groupopt.registered import deserialize_scalar, serialize_scalar
+from keras_groupopt.base.checks import is_schedule
+from keras_groupopt.schedules.horizon import is_fit, known_steps, needs_horizon, steps_in_force
+from keras_groupopt.schedules.serialization import deserialize_scalar, serialize_scalar
 
 Tensor = Any
 

@@ -8,12 +8,18 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt.arguments import check_count, check_number, is_schedule
-from keras_groupopt.horizon import end_of, horizon, length_of, needs_horizon, without_first
+from keras_groupopt.base.checks import check_count, check_number, is_schedule
 from keras_groupopt.schedules.arithmetic import CURVES, mix
 from keras_groupopt.schedules.base import Schedule, as_schedule
 from keras_groupopt.schedules.constant import constant
 from keras_groupopt.schedules.decays import check_choice
+from keras_groupopt.schedules.horizon import (
+    end_of,
+    horizon,
+    length_of,
+    needs_horizon,
+    without_first,
+)
 from keras_groupopt.schedules.steps import check_milestones
 
 Tensor = Any

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from keras_groupopt.arguments import check_number
+from keras_groupopt.base.checks import check_number
 from keras_groupopt.schedules.base import Schedule
 
 

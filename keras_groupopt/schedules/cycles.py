@@ -8,12 +8,12 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt.arguments import check_count, check_number
-from keras_groupopt.horizon import check_total
+from keras_groupopt.base.checks import check_count, check_number
 from keras_groupopt.schedules.arithmetic import CURVES, piecewise, powered
 from keras_groupopt.schedules.base import Schedule
 from keras_groupopt.schedules.decays import check_choice
 from keras_groupopt.schedules.functions import check_function
+from keras_groupopt.schedules.horizon import check_total
 
 Tensor = Any
 

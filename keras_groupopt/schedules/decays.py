@@ -8,10 +8,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt.arguments import check_count, check_number
-from keras_groupopt.horizon import check_total
+from keras_groupopt.base.checks import check_count, check_number
 from keras_groupopt.schedules.arithmetic import mix, shares
 from keras_groupopt.schedules.base import Schedule
+from keras_groupopt.schedules.horizon import check_total
 
 Tensor = Any
 

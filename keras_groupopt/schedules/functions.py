@@ -10,9 +10,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt.arguments import check_number
-from keras_groupopt.registered import is_registered
+from keras_groupopt.base.checks import check_number
 from keras_groupopt.schedules.base import Schedule
+from keras_groupopt.schedules.serialization import is_registered
 
 Tensor = Any
 

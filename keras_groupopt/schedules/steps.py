@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt.arguments import check_count, check_number
+from keras_groupopt.base.checks import check_count, check_number
 from keras_groupopt.schedules.arithmetic import powered
 from keras_groupopt.schedules.base import Schedule
 

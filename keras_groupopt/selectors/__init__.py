@@ -5,7 +5,7 @@ least one variable of the model, trainable or not, wherever it stands in an expr
 `where` and `everything` may match none.
 
 Example:
->>> from keras_groupopt.variable_info import VariableCatalog, VariableInfo
+>>> from keras_groupopt.selectors.variable_info import VariableCatalog, VariableInfo
 >>> catalog = VariableCatalog(
 ...     (
 ...         VariableInfo("stem/kernel", "kernel", (3, 4)),
@@ -25,7 +25,7 @@ from typing import Any
 from keras_groupopt.selectors import held, leaves, queries
 from keras_groupopt.selectors.algebra import Selector, as_selector
 from keras_groupopt.selectors.held import set_function_serializer
-from keras_groupopt.variable_info import VariableInfo
+from keras_groupopt.selectors.variable_info import VariableInfo
 
 __all__ = [
     "Selector",

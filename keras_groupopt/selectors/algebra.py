@@ -10,7 +10,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from keras_groupopt.variable_info import VariableCatalog
+from keras_groupopt.selectors.variable_info import VariableCatalog
 
 __all__ = ["And", "Not", "Or", "Selector", "as_selector"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from keras_groupopt.variable_info import VariableCatalog, VariableInfo
+from keras_groupopt.selectors.variable_info import VariableCatalog, VariableInfo
 
 __all__ = ["MODEL", "VARIABLE", "element_name", "to_tree"]
 

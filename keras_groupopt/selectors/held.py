@@ -11,7 +11,7 @@ from typing import Any
 from keras_groupopt.selectors.algebra import Or, Selector
 from keras_groupopt.selectors.leaf import Leaf, nearest, quote
 from keras_groupopt.selectors.leaves import Everything
-from keras_groupopt.variable_info import VariableCatalog, VariableInfo
+from keras_groupopt.selectors.variable_info import VariableCatalog, VariableInfo
 
 __all__ = ["Layer", "Variables", "Where", "set_function_serializer"]
 

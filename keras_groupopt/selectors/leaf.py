@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from keras_groupopt.selectors.algebra import Selector
-from keras_groupopt.variable_info import VariableCatalog
+from keras_groupopt.selectors.variable_info import VariableCatalog
 
 __all__ = ["Leaf", "checked_names", "nearest", "quote", "similar"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from keras_groupopt.selectors.algebra import Selector
 from keras_groupopt.selectors.leaf import Leaf, checked_names, nearest, quote, similar
 from keras_groupopt.selectors.patterns import Pattern, compile_glob, compile_regex
-from keras_groupopt.variable_info import VariableCatalog
+from keras_groupopt.selectors.variable_info import VariableCatalog
 
 __all__ = ["Everything", "LayerType", "Path", "Rank", "Regex", "VariableName"]
 

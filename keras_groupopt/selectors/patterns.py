@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from keras_groupopt.variable_info import VariableCatalog
+from keras_groupopt.selectors.variable_info import VariableCatalog
 
 __all__ = ["Pattern", "compile_glob", "compile_regex"]
 

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 from keras_groupopt.selectors.document import VARIABLE, element_name, to_tree
 from keras_groupopt.selectors.leaf import Leaf, nearest, similar
-from keras_groupopt.variable_info import VariableCatalog
+from keras_groupopt.selectors.variable_info import VariableCatalog
 
 __all__ = ["XPath"]
 

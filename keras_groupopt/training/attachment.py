@@ -10,10 +10,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt import _compat, kernels, walk
-from keras_groupopt.gradient_state import GradientState, Wanted
-from keras_groupopt.grouped_optimizer import GroupedOptimizer
-from keras_groupopt.selectors import Selector
+from keras_groupopt import backend
+from keras_groupopt.base import compat
+from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
+from keras_groupopt.selectors import Selector, layer_paths
+from keras_groupopt.step.gradient_rule_state import GradientState, Wanted
 from keras_groupopt.training.batch import Batch, one_per_variable
 from keras_groupopt.training.gradient_rule import GradientRule
 from keras_groupopt.training.means import add, mean
@@ -100,7 +101,7 @@ class Attachment:
     def catalog(self) -> Any:
         """Returns the model's variables by layer path, or `None` if they are not known yet."""
         model = self.model
-        return walk.describe_model(model) if model is not None and model.built else None
+        return layer_paths.describe_model(model) if model is not None and model.built else None
 
     # Compile ------------------------------------------------------------------------------------
 
@@ -190,7 +191,7 @@ class Attachment:
             raise ValueError(f"In `{name}` of {type(self.rule).__name__}: {error}") from error
 
     def _resolve(self, selector: Selector) -> frozenset[int]:
-        catalog = walk.describe_model(self.model)
+        catalog = layer_paths.describe_model(self.model)
         return frozenset(catalog[position].identity for position in selector.resolve(catalog))
 
     def _choose(self, selector: Selector, variables: Sequence[Any]) -> list[bool]:
@@ -232,14 +233,14 @@ class Attachment:
         self.check_optimizer()
         if self.state is None:
             # TensorFlow's `fit` leaves that to the first step.
-            kernels.once(lambda: optimizer.build(list(variables)))
+            backend.once(lambda: optimizer.build(list(variables)))
         state: Any = self.state
         frozen = self._frozen()
         # Scales of float8 training are no gradients.
         present = [
             place
             for place, (gradient, variable) in enumerate(zip(first, variables, strict=True))
-            if gradient is not None and not _compat.overwritten_by_gradient(variable)
+            if gradient is not None and not compat.overwritten_by_gradient(variable)
         ]
         moving = [place for place in present if id(variables[place]) not in frozen]
         if not moving:
@@ -248,17 +249,17 @@ class Attachment:
             zip(
                 present,
                 map(
-                    kernels.combine_repeated_rows,
-                    kernels.sum_over_replicas([first[place] for place in present]),
+                    backend.combine_repeated_rows,
+                    backend.sum_over_replicas([first[place] for place in present]),
                 ),
                 strict=True,
             )
         )
         scale = optimizer.scale_loss(ops.ones((), dtype="float32"))
-        norm = kernels.global_norm([summed[place] for place in moving])
+        norm = backend.global_norm([summed[place] for place in moving])
         finite = ops.isfinite(ops.square(norm))
         add(self.norm, norm / scale, finite)
-        if not self.rule.perturbs or kernels.known(finite) is False:
+        if not self.rule.perturbs or backend.known(finite) is False:
             return list(first)
         reached = self.reach([v for v in variables if id(v) not in frozen])
         perturbed = [place for place in moving if id(variables[place]) in reached]
@@ -269,8 +270,8 @@ class Attachment:
         ):
             # Refuses variables that it does not know, and names them.
             optimizer.build(list(variables))
-        merges = kernels.has_replicas() and any(
-            getattr(layer, "synchronized", False) for layer in walk.layers(self.model)
+        merges = backend.has_replicas() and any(
+            getattr(layer, "synchronized", False) for layer in layer_paths.layers(self.model)
         )
         passes = Passes(loss, list(first), present, perturbed, evaluate, merges)
         step = ops.convert_to_tensor(optimizer.iterations)
@@ -301,10 +302,10 @@ class Attachment:
         # Where the first pass was not finite, its gradients tell the optimizer which group is at
         # fault.
         results = [second[place] for place in present]
-        if kernels.known(finite) is None:
-            results = kernels.select(finite, results, [summed[place] for place in present])
+        if backend.known(finite) is None:
+            results = backend.select(finite, results, [summed[place] for place in present])
         gradients = list(first)
-        for place, gradient in zip(present, kernels.shares_of_replicas(results), strict=True):
+        for place, gradient in zip(present, backend.shares_of_replicas(results), strict=True):
             gradients[place] = gradient
         return gradients
 

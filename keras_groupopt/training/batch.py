@@ -8,9 +8,9 @@ from typing import Any
 
 from keras import ops
 
-from keras_groupopt import kernels
-from keras_groupopt.gradient_state import GradientState
+from keras_groupopt import backend
 from keras_groupopt.selectors import Selector
+from keras_groupopt.step.gradient_rule_state import GradientState
 
 Tensor = Any
 
@@ -121,11 +121,11 @@ class Batch:
         """
         own = _named("slot", slot, self._state.slots)
         values = one_per_variable("`values`", values, self.variables)
-        if only_if is False or (only_if is not None and kernels.known(only_if) is False):
+        if only_if is False or (only_if is not None and backend.known(only_if) is False):
             return
-        finite = ops.isfinite(ops.square(kernels.global_norm(values)))
+        finite = ops.isfinite(ops.square(backend.global_norm(values)))
         wanted = finite if only_if is None else ops.logical_and(finite, only_if)
-        kernels.assign_on_replicas([own[id(v)] for v in self.variables], values, wanted)
+        backend.assign_on_replicas([own[id(v)] for v in self.variables], values, wanted)
 
 
 def one_per_variable(what: str, values: Any, variables: Sequence[Any]) -> list[Tensor]:

@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from keras_groupopt import hyperparameters, registered
-from keras_groupopt.arguments import check_scalar
-from keras_groupopt.groups import as_exclusion
-from keras_groupopt.plan import describe_scalar
+from keras_groupopt.base.checks import check_scalar
+from keras_groupopt.plan.group import as_exclusion
+from keras_groupopt.plan.plan import describe_scalar
+from keras_groupopt.schedules import serialization
 from keras_groupopt.selectors import Selector
+from keras_groupopt.step import scalar as hyperparameters
 from keras_groupopt.training.batch import Batch
 
 Tensor = Any
@@ -229,7 +230,7 @@ class GradientRule:
             config[name] = selector.get_config(catalog) if found else []
         where = f"of {type(self).__name__}"
         for name, declared in self._declared.items():
-            config[name] = registered.serialize_scalar(declared, f"{name} {where}")
+            config[name] = serialization.serialize_scalar(declared, f"{name} {where}")
         return {**config, "current": self.current} if self.current else config
 
     @classmethod
@@ -242,7 +243,9 @@ class GradientRule:
                 arguments[name] = Selector.from_config(arguments[name])
         for name, value in arguments.items():
             if isinstance(inspect.getattr_static(cls, name, None), Hyperparameter):
-                arguments[name] = registered.deserialize_scalar(value, f"{name} of {cls.__name__}")
+                arguments[name] = serialization.deserialize_scalar(
+                    value, f"{name} of {cls.__name__}"
+                )
         rule = cls(**arguments)
         rule._current = dict(current)
         return rule

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import keras
 
-from keras_groupopt import _compat
+from keras_groupopt.base import compat
 
 Tensor = Any
 
@@ -132,7 +132,7 @@ class TrainStep:
         own = [scope.get_current_value(variable) for variable in variables]
         new_metrics = [scope.get_current_value(variable) for variable in self.metrics_variables]
         trainable, own = self.optimizer.stateless_apply(own, gradients, trainable)
-        logs, new_metrics = _compat.update_metrics(
+        logs, new_metrics = compat.update_metrics(
             self, new_metrics, loss, x, y, y_pred, sample_weight
         )
-        return logs, _compat.with_layouts(self, (trainable, new_rest, own, new_metrics))
+        return logs, compat.with_layouts(self, (trainable, new_rest, own, new_metrics))

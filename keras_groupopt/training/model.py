@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 
-from keras_groupopt import _compat
-from keras_groupopt.arguments import is_schedule
-from keras_groupopt.horizon import needs_horizon
+from keras_groupopt.base import compat
+from keras_groupopt.base.checks import is_schedule
+from keras_groupopt.schedules.horizon import needs_horizon
 from keras_groupopt.training.attachment import Attachment
 from keras_groupopt.training.gradient_rule import GradientRule, SingleGradient, check_made
 
@@ -252,7 +252,7 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
         """Returns the model that `get_config` described."""
         config = dict(config)
         rule = config.pop("gradient_rule", None)
-        with _compat.custom_objects(custom_objects):
+        with compat.custom_objects(custom_objects):
             model = super().from_config(config)
             if isinstance(rule, dict):
                 rule = keras.saving.deserialize_keras_object(rule)
@@ -262,7 +262,7 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
 
 
 @_register
-class SharpnessAwareModel(SharpnessAware, _compat.Functional):
+class SharpnessAwareModel(SharpnessAware, compat.Functional):
     """A functional model that trains with the gradients of a gradient rule.
 
     It is `keras.Model(inputs, outputs)` in all else; `kgo.SharpnessAware` says what the training
@@ -345,7 +345,7 @@ def sharpness_aware(model: Any, rule: GradientRule) -> Any:
         raise TypeError(
             f"`model` must be a functional or Sequential model. Received: model={model!r}. {advice}"
         )
-    plain: Any = keras.Sequential if isinstance(model, keras.Sequential) else _compat.Functional
+    plain: Any = keras.Sequential if isinstance(model, keras.Sequential) else compat.Functional
     known = type(model) in (SharpnessAwareModel, SharpnessAwareSequential)
     own = [
         f"`{name}`"
@@ -362,9 +362,9 @@ def sharpness_aware(model: Any, rule: GradientRule) -> Any:
         )
     if isinstance(model, keras.Sequential):
         return SharpnessAwareSequential(
-            _compat.all_layers(model), name=model.name, gradient_rule=rule
+            compat.all_layers(model), name=model.name, gradient_rule=rule
         )
-    inputs, outputs = _compat.structures(model)
+    inputs, outputs = compat.structures(model)
     return SharpnessAwareModel(inputs, outputs, name=model.name, gradient_rule=rule)
 
 

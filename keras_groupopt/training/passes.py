@@ -7,7 +7,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_groupopt import kernels
+from keras_groupopt import backend
 
 Tensor = Any
 # Per trainable variable `ε` or `None` → the loss there, unscaled, and the gradients. It may empty
@@ -74,11 +74,11 @@ class Passes:
             results = another()
         elif only_if is False:
             results = none()
-        elif self._merges and kernels.known(only_if) is None:
+        elif self._merges and backend.known(only_if) is None:
             # Replicas cannot merge in a branch.
-            results = kernels.select(only_if, another(), none())
+            results = backend.select(only_if, another(), none())
         else:
-            results = kernels.either(only_if, another, none)
+            results = backend.either(only_if, another, none)
         missing = [p for p, result in zip(present, results[1:], strict=True) if result is None]
         if missing:
             raise ValueError(
@@ -89,6 +89,6 @@ class Passes:
         self.loss = results[0]
         made = ops.convert_to_tensor(True if only_if is None else only_if)
         self.made = made if self.made is None else ops.logical_or(self.made, made)
-        summed = map(kernels.combine_repeated_rows, kernels.sum_over_replicas(results[1:]))
+        summed = map(backend.combine_repeated_rows, backend.sum_over_replicas(results[1:]))
         self.last = dict(zip(present, summed, strict=True))
         return [self.last[place] for place in self._perturbed]

@@ -8,7 +8,8 @@ from typing import Any
 
 import keras
 
-from keras_groupopt import _compat, kernels
+from keras_groupopt import backend
+from keras_groupopt.base import compat
 
 Tensor = Any
 
@@ -104,7 +105,7 @@ class StatefulTrainStep:
             again, gradients, _ = self._pass(compute_loss, variables, perturbations)
             return again, gradients
 
-        with kernels.without_gradients():
+        with backend.without_gradients():
             gradients = self._attachment.gradients(loss, first, variables, evaluate, self.optimizer)
             # Not before: another pass must find seeds and statistics as the first one did.
             scope.make_updates()
@@ -123,17 +124,17 @@ class StatefulTrainStep:
         outputs: list[Any] = []
 
         def compute_loss() -> Tensor:
-            y_pred = _compat.call_for_training(self, x)
+            y_pred = compat.call_for_training(self, x)
             if not outputs:
                 outputs.append(y_pred)
-            return _compat.compute_loss(self, x, y, y_pred, sample_weight)
+            return compat.compute_loss(self, x, y, y_pred, sample_weight)
 
         if self.trainable_variables:
             loss, gradients = self.compute_gradients(compute_loss)
-            _compat.track_loss(self, loss, x)
-            with kernels.without_gradients():
+            compat.track_loss(self, loss, x)
+            with backend.without_gradients():
                 self.optimizer.apply(gradients, self.trainable_variables)
         else:
             warnings.warn("The model does not have any trainable weights.", stacklevel=2)
-            _compat.track_loss(self, compute_loss(), x)
+            compat.track_loss(self, compute_loss(), x)
         return self.compute_metrics(x, y, outputs[0], sample_weight=sample_weight)

@@ -7,7 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from keras_groupopt import _compat, kernels
+from keras_groupopt import backend
+from keras_groupopt.base import compat
 from keras_groupopt.training.stateful import Recorder, StatefulTrainStep, total
 
 Tensor = Any
@@ -23,7 +24,7 @@ class TrainStep(StatefulTrainStep):
         if not self.built:
             # The first call would build the layers within the pass, too late for it.
             with tf.init_scope():
-                _compat.build_for(self, data)
+                compat.build_for(self, data)
         return super().train_step(data)
 
     def _pass(
@@ -67,7 +68,7 @@ class TrainStep(StatefulTrainStep):
                 f"perturb them. Received: {', '.join(unseen[:5])}, read as TensorFlow variables. "
                 "Use the weight itself instead of its `value`."
             )
-        return kernels.loss_of_all(loss), gradients, scope
+        return backend.loss_of_all(loss), gradients, scope
 
 
 def _plus(value: Tensor, perturbation: Tensor | None) -> Tensor:

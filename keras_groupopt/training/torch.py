@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from keras_groupopt import kernels
+from keras_groupopt import backend
 from keras_groupopt.training.stateful import Recorder, StatefulTrainStep, total
 
 Tensor = Any
@@ -21,7 +21,7 @@ class TrainStep(StatefulTrainStep):
 
     def _passes(self, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Takes the passes; what torch itself draws and counts is the first's, too."""
-        before = kernels.random_states()
+        before = backend.random_states()
         # Modules of torch keep statistics in buffers, which no scope of Keras sees.
         own = list(self.buffers())
         after: list[Tensor] = []
@@ -33,18 +33,18 @@ class TrainStep(StatefulTrainStep):
             passes += 1
             if passes > 1:
                 # Layers without a seed draw from torch's own generators.
-                kernels.restore_random_states(before)
+                backend.restore_random_states(before)
                 return compute_loss()
             loss = compute_loss()
             after.extend(buffer.clone() for buffer in own)
-            states.extend(kernels.random_states())
+            states.extend(backend.random_states())
             return loss
 
         try:
             return super()._passes(counted)
         finally:
             if passes > 1:
-                kernels.restore_random_states(states)
+                backend.restore_random_states(states)
                 for buffer, value in zip(own, after, strict=True):
                     buffer.copy_(value)
 

@@ -1,0 +1,156 @@
+"""Steps of whole lists on JAX: a rule's own update, traced once for all variables of a kind.
+
+Most of what a step costs before it runs is tracing the same operations for one variable after
+another. An inner compiled function holds those of one, and is called for each; XLA puts it in the
+place of the calls, so the numbers are those of the rule and a compiled step is no slower. Adam is
+written out, with what its variables share computed once, which saves a quarter of the tracing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import numpy as jnp
+
+from keras_groupopt.backend import generic
+from keras_groupopt.backend.fused_step import FusedStep, ListStep
+from keras_groupopt.base import compat
+
+Tensor = Any
+
+
+def fused_step(kind: str) -> FusedStep | None:
+    """Returns the step of a rule on a list of variables, by its name."""
+    return _adam_step if kind == "adam" else _rule_step
+
+
+def are_fusible(gradients: Sequence[Tensor], variables: Sequence[Any]) -> list[bool]:
+    """Returns for each gradient and its variable whether a fused step takes them.
+
+    Only where a step is being traced: elsewhere each kind of variables would be compiled by itself.
+    """
+    return [isinstance(gradient, jax.core.Tracer) for gradient in gradients]
+
+
+def _rule_step(step: ListStep) -> None:
+    _move(step, lambda place, decayed: _update_of(step, place, decayed), lambda dtype: step.rate)
+
+
+def _adam_step(step: ListStep) -> None:
+    update = functools.partial(_adam, step.rule)
+    _move(step, lambda place, decayed: update, lambda dtype: _adam_rate(step, dtype))
+
+
+def _move(
+    step: ListStep,
+    update_of: Callable[[int, bool], Callable[..., Any]],
+    rate_of: Callable[[Any], Tensor],
+) -> None:
+    """Moves each variable by one compiled function per kind.
+
+    Args:
+        step: The step.
+        update_of: From the place of a variable, and whether it decays, to its update.
+        rate_of: From a dtype to the rate the update takes.
+    """
+    values = compat.values_of(step.variables)
+    slots = list(zip(*map(compat.values_of, step.slots), strict=True)) or [()] * len(values)
+    # The step of a rule may depend on its counter, which the scope within would look up as well.
+    iterations = step.rule.iterations.value
+    rates: dict[Any, Tensor] = {}
+    for place, (variable, value) in enumerate(zip(step.variables, values, strict=True)):
+        gradient, anchor = step.gradients[place], step.anchors[place]
+        decayed = step.decay is not None and step.decayed[place]
+        share = step.decay if decayed else None
+        pulled = anchor.value if decayed and anchor is not None else None
+        if value.dtype not in rates:
+            rates[value.dtype] = rate_of(value.dtype)
+        received = (gradient, value, slots[place], pulled)
+        kind = (decayed, *map(_kind_of, jax.tree.leaves(received)))
+        if kind not in step.made:
+            step.made[kind] = jax.jit(update_of(place, decayed))
+        scalars = (rates[value.dtype], step.scale, share, iterations)
+        moved, state = step.made[kind](*scalars, *received)
+        variable.assign(moved)
+        for slot, new in zip(step.slots, state, strict=True):
+            slot[place].assign(new)
+
+
+def _kind_of(value: Tensor) -> tuple[Any, ...]:
+    return value.shape, value.dtype
+
+
+def _update_of(step: ListStep, place: int, decayed: bool) -> Callable[..., Any]:
+    """Returns what a step does to one variable and all like it, as a function of values."""
+    rule, variable, anchor = step.rule, step.variables[place], step.anchors[place]
+    slots = [slot[place] for slot in step.slots]
+    apart = getattr(rule, "apart", contextlib.nullcontext)
+
+    def update(
+        rate: Tensor,
+        scale: Tensor | None,
+        decay: Tensor | None,
+        iterations: Tensor,
+        gradient: Tensor,
+        value: Tensor,
+        state: Sequence[Tensor],
+        pulled: Tensor | None,
+    ) -> tuple[Tensor, list[Tensor]]:
+        mapping = [(rule.iterations, iterations), (variable, value)]
+        mapping += zip(slots, state, strict=True)
+        if pulled is not None:
+            mapping.append((anchor, pulled))
+        with compat.ScopeWithin(mapping) as scope, apart():
+            if decayed and pulled is None:
+                generic.shrink([variable], decay)
+            elif decayed:
+                generic.pull([variable], [anchor], decay)
+            if scale is not None:
+                gradient = generic.scale([gradient], scale)[0]
+            # Not what may stand in its place for a rule of several rates.
+            type(rule).update_step(rule, gradient, variable, rate)
+            return (
+                scope.get_current_value(variable),
+                [scope.get_current_value(slot) for slot in slots],
+            )
+
+    return update
+
+
+def _adam_rate(step: ListStep, dtype: Any) -> Tensor:
+    """Returns the rate with both bias corrections, rounded as Keras does."""
+    number = (step.rule.iterations.value + 1).astype(dtype)
+    betas = (step.rule.beta_1, step.rule.beta_2)
+    first, second = (1 - jnp.power(jnp.asarray(beta, dtype), number) for beta in betas)
+    return jnp.asarray(step.rate, dtype) * jnp.sqrt(second) / first
+
+
+def _adam(
+    rule: Any,
+    rate: Tensor,
+    scale: Tensor | None,
+    decay: Tensor | None,
+    iterations: Tensor,
+    gradient: Tensor,
+    value: Tensor,
+    state: Sequence[Tensor],
+    pulled: Tensor | None,
+) -> tuple[Tensor, list[Tensor]]:
+    if pulled is not None:
+        part = jnp.asarray(decay, pulled.dtype) * (value.astype(pulled.dtype) - pulled)
+        value = value - part.astype(value.dtype)
+    elif decay is not None:
+        value = value - value * jnp.asarray(decay, value.dtype)
+    if scale is not None:
+        gradient = gradient * jnp.asarray(scale, gradient.dtype)
+    gradient = gradient.astype(value.dtype)
+    m, v, *largest = state
+    m = m + (gradient - m) * (1 - rule.beta_1)
+    v = v + (jnp.square(gradient) - v) * (1 - rule.beta_2)
+    largest = [jnp.maximum(old, v) for old in largest]
+    root = jnp.sqrt((*largest, v)[0]) + rule.epsilon
+    return value - m * rate / root, [m, v, *largest]

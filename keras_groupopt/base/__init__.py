@@ -1,0 +1,1 @@
+"""What every other folder stands on: Keras internals, checks, text and files."""

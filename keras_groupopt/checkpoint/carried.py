@@ -1,0 +1,119 @@
+"""State carried over within one process, where variables have identities."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_groupopt.checkpoint import keys
+from keras_groupopt.checkpoint.saved import Saved
+from keras_groupopt.plan.plan import Plan
+from keras_groupopt.step import averages
+from keras_groupopt.step.built import Parts
+
+
+class Copies(Mapping[str, Any]):
+    """Values that are copied when they are read, each time: no two variables share a buffer.
+
+    Args:
+        variables: The variables, by key.
+    """
+
+    def __init__(self, variables: Mapping[str, Any]) -> None:
+        self._variables = variables
+
+    def __getitem__(self, key: str) -> Any:
+        # JAX refuses to donate one buffer twice; a counter may be given to several rules.
+        variable = self._variables[key]
+        if not variable.shape:
+            return np.array(keras.ops.convert_to_numpy(variable))
+        return keras.ops.copy(keras.ops.convert_to_tensor(variable))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._variables)
+
+    def __len__(self) -> int:
+        return len(self._variables)
+
+
+def carried(
+    saved: Saved, old: Parts, present: Mapping[int, str], plan: Plan | None
+) -> tuple[Saved, list[str]]:
+    """Returns state under the paths its variables have now, and the keys that are left out.
+
+    If the old variables are not among the present ones, the model was made anew, and paths stay.
+    If some are, a variable that is not is gone, even where another has its path. An anchor is left
+    out where the plan says another kind of anchor or gives other values, or where it is not known.
+
+    Args:
+        saved: The state.
+        old: The parts it was taken from.
+        present: The layer path of each variable of the model now, by identity.
+        plan: The plan it is given to, where it is known.
+    """
+    paths = old.paths
+    same_model = any(identity in present for identity in paths)
+    moved = {
+        path: present.get(identity, None if same_model else path)
+        for identity, path in paths.items()
+    }
+    kinds = {} if plan is None else _anchor_kinds(plan)
+    before = _anchor_kinds(old.plan)
+    unknown = {group.name for group in old.groups if group.anchors_unknown}
+    values, state, left_out = {}, {}, []
+    layers = {_layer_of(path): _layer_of(new) for path, new in moved.items() if new is not None}
+    for key, spec in saved.manifest["state"].items():
+        name = keys.parse(key)
+        statistic = averages.statistics_path(key)
+        if statistic is not None:
+            # They have no identity here: they go with the weights of their layer.
+            layer, _, last = statistic.rpartition("/")
+            present_path = f"{layers.get(layer, layer)}/{last}".strip("/")
+            present_key = averages.statistics_key(present_path)
+            state[present_key], values[present_key] = spec, saved.values[key]
+            continue
+        owner = moved.get(str(name.owner), name.owner)
+        if (owner is None and name.owner is not None) or (
+            name.slot == keys.ANCHOR
+            and (
+                name.group in unknown
+                or (owner in kinds and kinds[owner] != before[str(name.owner)])
+            )
+        ):
+            left_out.append(key)
+            continue
+        present_key = str(name._replace(owner=owner))
+        state[present_key], values[present_key] = spec, saved.values[key]
+    groups = {
+        name: {
+            **group,
+            "variables": {
+                moved[path]: spec
+                for path, spec in group["variables"].items()
+                if moved[path] is not None
+            },
+        }
+        for name, group in saved.manifest["groups"].items()
+    }
+    return Saved({**saved.manifest, "groups": groups, "state": state}, values), left_out
+
+
+def _layer_of(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
+def _anchor_kinds(plan: Plan) -> dict[str, Any]:
+    """Returns what kind of anchor each variable has; given values are a kind of their own."""
+    return {
+        variable.path: (
+            id(planned.group.anchor.source)
+            if planned.group.anchor.source is not None
+            else planned.group.anchor.kind
+        )
+        for planned in plan.groups
+        for variable in planned.variables
+        if planned.group.anchor is not None
+    }

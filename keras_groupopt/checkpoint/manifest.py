@@ -1,0 +1,232 @@
+"""The manifest beside saved state: what was saved, by which rules, for which variables."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_groupopt.checkpoint import keys
+from keras_groupopt.checkpoint.checksums import bytes_of, checksum_of
+from keras_groupopt.optimizer import config
+from keras_groupopt.plan.group import Rule
+from keras_groupopt.plan.plan import PlannedGroup
+from keras_groupopt.rules.registry import rule_class, type_of
+from keras_groupopt.step import gradient_rule_state
+from keras_groupopt.step.built import Parts
+
+FORMAT = 2
+
+
+def manifest_of(entries: Mapping[str, Any], parts: Parts) -> dict[str, Any]:
+    """Returns the manifest of an optimizer: its layout, without checksums.
+
+    Args:
+        entries: Its state variables, by key.
+        parts: Its groups, and what they share.
+    """
+    plan, rule = parts.plan, parts.gradient_state
+    declared = {} if rule is None else rule.declared()
+    return {
+        "format": FORMAT,
+        "keras_groupopt": _version(),
+        "provisional": plan.provisional,
+        "groups": {planned.name: _group(planned) for planned in plan.groups},
+        "declared": config.declared_scalars(plan)
+        | {key: config.declared_as(value) for key, value in declared.items()}
+        | ({} if rule is None else {gradient_rule_state.RULE: rule.wanted.name}),
+        "state": {key: [list(v.shape), dtype_of(v)] for key, v in entries.items()},
+    }
+
+
+def _group(planned: PlannedGroup) -> dict[str, Any]:
+    rule = planned.group.rule
+    return {
+        "rule": None if rule is None else rule.label,
+        "class": None if rule is None else _class_name(rule, planned.group.where),
+        "variables": {v.path: [list(v.shape), v.dtype] for v in planned.variables},
+    }
+
+
+def _class_name(rule: Rule, where: str) -> str:
+    """Returns the name a rule's class is registered under, however the rule was given."""
+    target = rule.target
+    if isinstance(target, str):
+        target = rule_class(rule, where)
+    elif not isinstance(target, type):
+        target = type_of(target)
+    return str(keras.saving.get_registered_name(target))
+
+
+def _version() -> str:
+    # The package imports this module, which therefore cannot import the package.
+    return str(sys.modules[__name__.partition(".")[0]].__version__)
+
+
+def dtype_of(value: Any) -> str:
+    """Returns the name of a variable's or an array's dtype, the same on all backends."""
+    return str(keras.backend.standardize_dtype(value.dtype))
+
+
+class Checksums:
+    """Checksums of arrays, taken one array at a time."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, int] = {}
+        self._anchors: dict[str | None, Any] = {}
+
+    def add(self, key: str, value: Any) -> None:
+        """Takes the checksums of one array."""
+        self.of[key] = checksum_of(value)
+        name = keys.parse(key)
+        if name.slot == keys.ANCHOR:
+            self._anchors.setdefault(name.group, hashlib.sha256()).update(bytes_of(value))
+
+    def of_anchors(self, group: str) -> str | None:
+        """Returns the SHA-256 of a group's anchors, in order, or `None` if it keeps none."""
+        digest = self._anchors.get(group)
+        return None if digest is None else digest.hexdigest()
+
+
+def with_checksums(
+    manifest: Mapping[str, Any], checksums: Checksums, iterations: int
+) -> dict[str, Any]:
+    """Returns a manifest that vouches for the arrays beside it, and for itself.
+
+    Args:
+        manifest: The manifest.
+        checksums: Those of the arrays.
+        iterations: The optimizer step.
+    """
+    whole = {
+        **{name: value for name, value in manifest.items() if name != "checksum"},
+        "iterations": iterations,
+        "groups": {
+            name: {**group, "anchors": checksums.of_anchors(name)}
+            for name, group in manifest["groups"].items()
+        },
+        "state": {key: [*spec[:2], checksums.of[key]] for key, spec in manifest["state"].items()},
+    }
+    return {**whole, "checksum": _text_checksum(whole)}
+
+
+def _text_checksum(manifest: Mapping[str, Any]) -> int:
+    return zlib.crc32(to_text(manifest).encode())
+
+
+def to_text(manifest: Mapping[str, Any]) -> str:
+    """Returns a manifest as JSON."""
+    return json.dumps(manifest, separators=(",", ":"), allow_nan=False)
+
+
+def from_text(text: bytes) -> dict[str, Any]:
+    """Returns the manifest in a JSON text, after checking it.
+
+    Raises:
+        ValueError: If it is damaged, or of another format.
+    """
+    try:
+        manifest = json.loads(text, parse_constant=_refuse)
+        if not isinstance(manifest, dict):
+            raise ValueError(f"it is of type {type(manifest).__name__}")
+    except (ValueError, RecursionError) as error:
+        raise _damaged(error) from error
+    check_format(manifest)
+    rest = {name: value for name, value in manifest.items() if name != "checksum"}
+    if manifest.get("checksum") != _text_checksum(rest):
+        raise _damaged("its checksum differs")
+    return checked(manifest)
+
+
+def check_format(manifest: Mapping[str, Any]) -> None:
+    """Refuses a manifest of another format.
+
+    Raises:
+        ValueError: If it is.
+    """
+    found = manifest.get("format")
+    if found != FORMAT:
+        newer = isinstance(found, int) and found > FORMAT
+        raise ValueError(
+            f"The optimizer state must be of format {FORMAT}. Received: format {found!r}. "
+            + (
+                "Upgrade keras_groupopt to read it."
+                if newer
+                else "Only files of released versions can be read."
+            )
+        )
+
+
+def checked(manifest: Any) -> dict[str, Any]:
+    """Returns a manifest whose parts are all there, and of their types.
+
+    Raises:
+        ValueError: If they are not, or the format is another one.
+    """
+    if not isinstance(manifest, dict):
+        raise _damaged(f"it is of type {type(manifest).__name__}")
+    check_format(manifest)
+    if not _is_whole(manifest):
+        raise _damaged("it is not one of keras_groupopt")
+    return manifest
+
+
+def check_scalars(manifest: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Refuses numbers that no run can go on with.
+
+    Raises:
+        ValueError: If a rate, ratio or decay is not finite, or the step is negative.
+    """
+    for key in manifest["declared"]:
+        if key in values and not np.isfinite(float(values[key])):
+            raise damaged(f"{key} is {values[key]}")
+    if int(values[keys.ITERATIONS]) < 0:
+        raise damaged(f"{keys.ITERATIONS} is {values[keys.ITERATIONS]}")
+
+
+def damaged(reason: str) -> ValueError:
+    """Returns the error for state that is not as it was written."""
+    return ValueError(f"The saved optimizer state is damaged: {reason}. Nothing was loaded.")
+
+
+def _is_whole(manifest: Mapping[str, Any]) -> bool:
+    """Whether everything that is read from a manifest later is there, and of its type."""
+    groups, state, declared = (manifest.get(name) for name in ("groups", "state", "declared"))
+    return (
+        isinstance(groups, dict)
+        and isinstance(state, dict)
+        and isinstance(declared, dict)
+        and keys.ITERATIONS in state
+        and all(_is_array(spec) for spec in state.values())
+        and all(
+            isinstance(group, dict)
+            and {"rule", "class"} <= set(group)
+            and isinstance(group.get("variables"), dict)
+            and all(_is_array(spec) for spec in group["variables"].values())
+            for group in groups.values()
+        )
+    )
+
+
+def _is_array(spec: Any) -> bool:
+    return (
+        isinstance(spec, list)
+        and len(spec) >= 2
+        and isinstance(spec[0], list)
+        and all(isinstance(size, int) for size in spec[0])
+        and isinstance(spec[1], str)
+    )
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"it holds {constant}")
+
+
+def _damaged(reason: Any) -> ValueError:
+    return ValueError(f"The manifest of the optimizer state is damaged: {reason}.")

@@ -1,0 +1,255 @@
+"""State taken from an optimizer and given to one."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_groupopt import backend
+from keras_groupopt.base import text
+from keras_groupopt.checkpoint import keys, renames
+from keras_groupopt.checkpoint.manifest import manifest_of
+from keras_groupopt.checkpoint.matching import Report, match
+from keras_groupopt.optimizer import config
+from keras_groupopt.step.built import Parts
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """State outside an optimizer.
+
+    Attributes:
+        manifest: What it is: layout, rules, declared values. See `state.manifest`.
+        values: The arrays, by key.
+    """
+
+    manifest: Mapping[str, Any]
+    values: Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Terms:
+    """On which terms saved state is accepted.
+
+    Attributes:
+        strict: Whether another layout is refused.
+        renames: Prefixes of layer paths, or `group:` names, as saved, and what they are now.
+        moves: Whether a variable keeps its state in another group of the same rule.
+        report: Filled when the state is given to a built optimizer.
+    """
+
+    strict: bool = True
+    renames: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    moves: bool = False
+    report: Report = dataclasses.field(default_factory=Report)
+
+
+def take(optimizer: Any, parts: Parts) -> Saved:
+    """Returns the state of a built optimizer, as copies that later steps leave alone.
+
+    Args:
+        optimizer: The optimizer.
+        parts: Its built parts.
+    """
+    parts.capture_due(optimizer.iterations)
+    entries = keys.entries_of(optimizer, parts)
+    values = {
+        # On torch the array would otherwise be a view of the variable.
+        key: np.array(keras.ops.convert_to_numpy(variable), copy=True)
+        for key, variable in entries.items()
+    }
+    return Saved(manifest_of(entries, parts), values)
+
+
+def give(
+    optimizer: Any,
+    parts: Parts,
+    saved: Saved,
+    terms: Terms | None = None,
+    resting: Sequence[Mapping[str, Any]] = (),
+) -> Report:
+    """Gives a built optimizer the state that was saved, after checking that it fits.
+
+    What starts fresh keeps the value it has in the optimizer. Fresh anchors at the initial
+    weights are taken again at the next step, unless the optimizer has made steps.
+
+    Args:
+        optimizer: The optimizer.
+        parts: Its built parts.
+        saved: The saved state.
+        terms: What is accepted. Default: the same layout only.
+        resting: Records of variables frozen when the optimizer was saved, whose state is left
+            out where the optimizer that reads was built without them.
+
+    Returns:
+        The report of `terms`, filled.
+
+    Raises:
+        ValueError: If the layout is another one. Nothing is assigned then.
+    """
+    terms = Terms() if terms is None else terms
+    averages = parts.averages
+    # A callback makes these, which may come later than the state.
+    undo = None
+    if averages is not None:
+        named = {renames.new_key(key, terms.renames): v for key, v in saved.values.items()}
+        undo = averages.expect_statistics(named)
+    entries = keys.entries_of(optimizer, parts)
+    expected = manifest_of(entries, parts)
+    try:
+        pairs, report = match(
+            saved.manifest,
+            expected,
+            strict=terms.strict,
+            renames=terms.renames,
+            resting=resting,
+            moves=terms.moves,
+        )
+    except ValueError:
+        if undo is not None:
+            undo()
+        terms.report.fill(Report(status="refused"))
+        raise
+    not_begun = int(keras.ops.convert_to_numpy(optimizer.iterations)) == 0
+    if _other_average(saved.manifest, expected):
+        _logger.warning(
+            "The file holds averages of another kind (EMA or SWA): those of this optimizer begin "
+            "at the present weights."
+        )
+        anew = [
+            key for key in pairs if key == "@averages_made" or keys.parse(key).slot == keys.AVERAGE
+        ]
+        for key in anew:
+            del pairs[key]
+            report.kept.remove(key)
+        report.fresh += anew
+    for key, saved_key in pairs.items():
+        if saved_key in saved.values:
+            entries[key].assign(saved.values[saved_key])
+    parts.anchors_are_due = False
+    # The weights that come with the state are where a run that has not begun starts from.
+    fresh = [keys.parse(key) for key in report.fresh]
+    anchors = (str(key.owner) for key in fresh if key.slot == keys.ANCHOR)
+    parts.due_anchors = frozenset(anchors if not_begun else ())
+    parts.due_averages = frozenset(str(key.owner) for key in fresh if key.slot == keys.AVERAGE)
+    if averages is not None:
+        averages.drop_statistics(report.fresh)
+    _settle(parts, pairs, saved.values[keys.ITERATIONS])
+    if parts.run_length is not None:
+        parts.run_length.look()
+    _tell(report, saved.values)
+    terms.report.fill(report)
+    return terms.report
+
+
+def _other_average(saved: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
+    """Whether both have averages, one exponential and one equal."""
+    both = all("@averages_made" in manifest["state"] for manifest in (saved, present))
+    momenta = ["@ema_momentum" in manifest["declared"] for manifest in (saved, present)]
+    return both and momenta[0] != momenta[1]
+
+
+def _settle(parts: Parts, pairs: Mapping[str, str], iterations: Any) -> None:
+    """Puts what follows from the state right: counters of rules, and whether anchors are known."""
+    if parts.averages is not None:
+        if "@averages_made" in pairs:
+            parts.averages.settled = True
+        else:
+            parts.averages.restart(backend.on_host(iterations))
+    if parts.window is not None:
+        parts.window.weighted = None
+        if "@micro_batches" not in pairs:
+            parts.window.reset(parts.accumulators)
+    for group in parts.groups:
+        if group.frozen:
+            continue
+        own = [key for key in group.entries() if keys.parse(key).owner is not None]
+        slots = [key for key in own if not keys.parse(key).is_own]
+        counter = keys.Key(group.name, keys.RULE, keys.ITERATIONS)
+        # With nothing kept, a rule starts over: its bias correction belongs to its moments.
+        if str(counter) not in pairs and (not slots or any(key in pairs for key in slots)):
+            group.rule.iterations.assign(iterations)
+        anchors = [key for key in own if keys.parse(key).slot == keys.ANCHOR]
+        if all(key in pairs for key in anchors):
+            group.anchors_unknown = False
+
+
+def _tell(report: Report, values: Mapping[str, Any]) -> None:
+    """Logs what a load on the strictest terms leaves out too."""
+    switched = [key for key in report.dropped if keys.parse(key).is_optional]
+    if switched:
+        _logger.info("Saved, but not used: %s.", text.listing(switched))
+    made = values.get("@averages_made", 0)
+    if any(key.endswith("/@average") for key in switched) and int(made):
+        _logger.warning(
+            "The state holds averages of the weights over %d steps; they are left out, as this "
+            "optimizer was made without `ema=`.",
+            int(made),
+        )
+    pending = values.get("@micro_batches", 0)
+    if any(key.endswith("/@accumulator") for key in switched) and int(pending):
+        _logger.warning(
+            "The state was saved in the middle of an accumulation window; its %d micro-batches "
+            "are lost, as this optimizer does not accumulate.",
+            int(pending),
+        )
+
+
+def without_lora_averages(saved: Saved) -> tuple[Saved, list[str]]:
+    """Returns state without the averages of LoRA's factors, and the paths of all such factors.
+
+    Keras saves a layer with LoRA merged into its kernel, and the factors as zeros: their averages
+    would be added to a kernel that has them already.
+
+    Args:
+        saved: State from a file that Keras saved with the weights.
+    """
+    factors = [
+        key for key in saved.manifest["state"] if keys.is_adapter(str(keys.parse(key).owner))
+    ]
+    dropped = {key for key in factors if keys.parse(key).slot == keys.AVERAGE}
+    state = {key: v for key, v in saved.manifest["state"].items() if key not in dropped}
+    values = {key: v for key, v in saved.values.items() if key not in dropped}
+    paths = list(dict.fromkeys(str(keys.parse(key).owner) for key in factors))
+    return Saved({**saved.manifest, "state": state}, values), paths
+
+
+def give_early(optimizer: Any, declared: Any, saved: Saved) -> Saved:
+    """Gives an optimizer that is not built the step and the base rate, which are read before that.
+
+    A callback that changes the rate does so before the first step, which may be what builds.
+
+    Args:
+        optimizer: The optimizer.
+        declared: Its declared base rate.
+        saved: The saved state.
+
+    Returns:
+        What to give when it is built: without the base rate, which may change until then.
+    """
+    optimizer.iterations.assign(saved.values[keys.ITERATIONS])
+    later = dict(saved.values)
+    rate = later.pop(keys.LEARNING_RATE, None)
+    saved_as = saved.manifest["declared"].get(keys.LEARNING_RATE)
+    if rate is not None and config.declared_as(declared) == saved_as:
+        optimizer.learning_rate = rate
+    return Saved(saved.manifest, later)
+
+
+def as_pending(optimizer: Any, saved: Saved) -> Saved:
+    """Returns state that waits for the build, with the step and the base rate of now."""
+    scalars = {keys.ITERATIONS: optimizer.iterations}
+    if keys.LEARNING_RATE in saved.manifest["state"]:
+        scalars[keys.LEARNING_RATE] = optimizer.learning_rate
+    values = {
+        key: np.array(keras.ops.convert_to_numpy(scalars.get(key, saved.values.get(key))))
+        for key in saved.manifest["state"]
+    }
+    return Saved(saved.manifest, values)

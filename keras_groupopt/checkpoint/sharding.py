@@ -1,0 +1,114 @@
+"""Where state is on several devices: beside its weight, unless a layout map names it.
+
+Keras gives a slot the layout of its weight. Moments, anchors, averages and accumulators may be
+spread over more devices than the weight, as each is needed in one place only (ZeRO: Rajbhandari et
+al. 2020, arXiv:1910.02054). The map of `keras.distribution.ModelParallel` says so, by the keys of
+state: an entry for `backbone/.*/(velocity|@average)` lays those out and leaves the weights alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+
+from keras_groupopt.base import compat
+
+
+def beside_weights() -> AbstractContextManager[Any]:
+    """Returns a context in which new state is where its weight is, and scalars are everywhere.
+
+    State gets its key when all of it is made. Keras would ask the layout map by another path.
+    """
+    distribution = keras.distribution.distribution()
+    if not isinstance(distribution, keras.distribution.ModelParallel):
+        return nullcontext()
+    scope: AbstractContextManager[Any] = keras.distribution.ModelParallel(
+        layout_map=keras.distribution.LayoutMap(distribution.device_mesh),
+        batch_dim_name=distribution.batch_dim_name,
+        auto_shard_dataset=False,
+    ).scope()
+    return scope
+
+
+def place(entries: Mapping[str, Any]) -> None:
+    """Lays state out over the devices as the present distribution's layout map says.
+
+    An entry counts where its pattern matches the whole key, or the whole of the variable's path,
+    which is the optimizer's name and the key. State that no entry matches stays beside its weight;
+    scalars stay everywhere. A layout may name fewer axes than there are dimensions: the others are
+    not divided.
+
+    Args:
+        entries: Every variable to save, by key.
+
+    Raises:
+        ValueError: If a layout does not fit its state, or two entries match. Nothing moves then.
+    """
+    distribution = keras.distribution.distribution()
+    if not isinstance(distribution, keras.distribution.ModelParallel):
+        return
+    layout_map = compat.layout_map_of(distribution)
+    layouts = {}
+    for key, variable in entries.items():
+        pattern = _pattern_of(key, variable.path, layout_map) if variable.shape else None
+        if pattern is not None:
+            layouts[key] = layout_map[pattern]
+            _check(key, tuple(variable.shape), layouts[key], distribution.device_mesh)
+    for key, layout in layouts.items():
+        compat.set_layout(entries[key], layout)
+
+
+def _pattern_of(key: str, path: str, layout_map: Mapping[str, Any]) -> str | None:
+    found = [
+        pattern
+        for pattern in layout_map
+        if pattern in (key, path) or re.fullmatch(pattern, key) or re.fullmatch(pattern, path)
+    ]
+    if len(found) > 1:
+        raise ValueError(
+            "At most one entry of the layout map must match state of the optimizer. Received: "
+            f"{', '.join(map(repr, found))} for `{key}`. Narrow one of them: an entry for weights "
+            "can end in the name of the weight, as `.*/kernel`."
+        )
+    return found[0] if found else None
+
+
+def _check(key: str, shape: tuple[int, ...], layout: Any, mesh: Any) -> None:
+    """Refuses a layout that cannot be applied; JAX would, later, without a word of whose it is."""
+    axes = getattr(layout, "axes", None)
+    if axes is None:  # a sharding of JAX's own, which may mean what it likes
+        return
+    received = f"Received: {axes} for `{key}` of shape {list(shape)}"
+    sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
+    named = [axis for axis in axes if axis is not None]
+    unknown = [axis for axis in named if axis not in sizes]
+    if unknown:
+        raise ValueError(
+            f"A layout of optimizer state must name axes of the distribution's mesh. {received}, "
+            f"on a mesh of {_listed(sizes)}."
+        )
+    if len(set(named)) < len(named):
+        raise ValueError(
+            f"A layout of optimizer state must name each axis once. {received}. Put `None` where a "
+            "dimension is not divided."
+        )
+    if len(axes) > len(shape):
+        raise ValueError(
+            "A layout of optimizer state must name at most one axis per dimension. "
+            f"{received}. Give state of another rank an entry of its own."
+        )
+    for size, axis in zip(shape, axes, strict=False):
+        if axis is not None and size % sizes[axis]:
+            raise ValueError(
+                "A layout of optimizer state must divide dimensions evenly. "
+                f"{received}: {size} is no multiple of {axis}={sizes[axis]}. Name the axis at "
+                "another dimension, or let the entry of the layout map not match this key."
+            )
+
+
+def _listed(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{axis}={size}" for axis, size in sizes.items())

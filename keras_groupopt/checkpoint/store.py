@@ -1,0 +1,96 @@
+"""State in a store: a mapping from names to arrays, such as a group of an H5 file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_groupopt.base import text as wording
+from keras_groupopt.checkpoint import keys, manifest, weights
+from keras_groupopt.checkpoint.saved import Saved
+
+MANIFEST = "@manifest"
+
+
+def write(
+    store: Any, layout: Mapping[str, Any], entries: Mapping[str, Any], model: Any = None
+) -> None:
+    """Writes each entry once, and the manifest with checksums.
+
+    Args:
+        store: Where to.
+        layout: The manifest.
+        entries: Variables or arrays, by key.
+        model: The model whose weights go into the same file, for their checksums.
+    """
+    checksums = manifest.Checksums()
+    for key, entry in entries.items():
+        value = keras.ops.convert_to_numpy(entry)
+        checksums.add(key, value)
+        store[keys.stored_name(key)] = value
+    step = int(keras.ops.convert_to_numpy(entries[keys.ITERATIONS]))
+    if model is not None:
+        layout = {**layout, "weights": weights.checksums_of(model)}
+    text = manifest.to_text(manifest.with_checksums(layout, checksums, step))
+    store[MANIFEST] = np.frombuffer(text.encode(), dtype="uint8")
+
+
+def read(store: Any) -> Saved:
+    """Returns what `write` wrote, after checking all of it.
+
+    Raises:
+        ValueError: If there is no manifest, its format is another one, or anything is damaged.
+    """
+    found = read_manifest(store)
+    checksums = manifest.Checksums()
+    values = dict(_read_values(store, found, checksums))
+    for name, group in found["groups"].items():
+        if group.get("anchors") != checksums.of_anchors(name):
+            raise manifest.damaged(f'the checksum of the anchors of group "{name}" differs')
+    manifest.check_scalars(found, values)
+    return Saved(found, values)
+
+
+def read_manifest(store: Any) -> dict[str, Any]:
+    """Returns the manifest in `store`.
+
+    Raises:
+        ValueError: If there is none, it is damaged, or its format is another one.
+    """
+    try:
+        text = bytes(np.asarray(store[MANIFEST], dtype="uint8"))
+    except KeyError as error:
+        raise ValueError(
+            "The saved optimizer state must come from a GroupedOptimizer. Received: state "
+            "without a manifest, with the entries "
+            f"{', '.join(sorted(store.keys())[: wording.SHOWN])}. It was saved by another "
+            "optimizer: load it with that one and convert it with `kgo.from_optimizer("
+            "model.optimizer, model)`, or take the weights alone: `kgo.load_weights(model, path, "
+            "optimizer=False)`."
+        ) from error
+    return manifest.from_text(text)
+
+
+def _read_values(
+    store: Any, found: Mapping[str, Any], checksums: manifest.Checksums
+) -> Iterator[tuple[str, np.ndarray]]:
+    for key, (shape, dtype, *sums) in found["state"].items():
+        try:
+            value = np.asarray(store[keys.stored_name(key)])
+        except KeyError as error:
+            raise manifest.damaged(f"its manifest names {key}, which is missing") from error
+        except (OSError, RuntimeError) as error:
+            raise manifest.damaged(f"{key} cannot be read: {error}") from error
+        found_as = [list(value.shape), manifest.dtype_of(value)]
+        if found_as != [shape, dtype]:
+            raise manifest.damaged(
+                f"{key} has shape {found_as[0]} and dtype {found_as[1]}, its manifest says "
+                f"{shape} and {dtype}"
+            )
+        checksums.add(key, value)
+        if sums != [checksums.of[key]]:
+            raise manifest.damaged(f"the checksum of {key} differs")
+        yield key, value

@@ -1,6 +1,0 @@
-"""From other optimizers, with their state, to a `GroupedOptimizer`."""
-
-from keras_groupopt.converters.foreign_state import load_torch_state as load_torch_state
-from keras_groupopt.converters.keras_optimizers import from_multi_optimizer as from_multi_optimizer
-from keras_groupopt.converters.keras_optimizers import from_optimizer as from_optimizer
-from keras_groupopt.converters.param_groups import from_param_groups as from_param_groups

@@ -1,0 +1,1 @@
+"""GroupedOptimizer and LossScaleOptimizer: their config, their files and their life."""

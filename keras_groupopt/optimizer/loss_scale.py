@@ -1,0 +1,442 @@
+"""Dynamic loss scaling for `mixed_float16` that counts what it skips and saves what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_groupopt import backend
+from keras_groupopt.base import compat
+from keras_groupopt.base.checks import check_count, check_number
+from keras_groupopt.checkpoint.store import MANIFEST
+from keras_groupopt.optimizer.grouped_optimizer import _FIXED, GroupedOptimizer, values_in
+from keras_groupopt.step.built import Parts
+from keras_groupopt.step.nonfinite import NONE
+from keras_groupopt.step.one_step import on_each_device
+
+Tensor = Any
+
+# The scale stays within powers of two of float32: at 0 or infinity it would never move again.
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**126
+
+# The wrapper's own values, by name, and under which names a file holds them.
+_PLACES = {
+    name: name
+    for name in ("dynamic_scale", "step_counter", "skipped_steps", "nonfinite_group_index")
+}
+# Keras' class saves by position, and neither counts skipped steps nor keeps a group at fault.
+_PLACES_IN_KERAS = {"step_counter": "2", "dynamic_scale": "3"}
+_ABSENT_IN_KERAS: dict[str, Any] = {"skipped_steps": 0, "nonfinite_group_index": NONE}
+
+
+@keras.saving.register_keras_serializable(package="keras_groupopt")
+class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
+    """Scales the loss so that float16 gradients neither vanish nor overflow.
+
+    With the scale `s`, the gradients `g` of `s · loss` and `n = dynamic_growth_steps`:
+
+        all g finite:   one step of the inner optimizer with g / s;
+                        s ← 2 s after n such steps in a row
+        otherwise:      nothing of the inner optimizer moves; skipped_steps ← skipped_steps + 1,
+                        s ← s / 2
+
+    `compile` does not wrap it again. It differs from `keras.optimizers.LossScaleOptimizer`, which
+    `compile` puts around an optimizer by itself in `mixed_float16`, in this: skipped steps are
+    counted and the group at fault is kept; the scale and the counters are saved once, and loaded
+    before the build too; whatever is public on the inner optimizer can be used on this one;
+    `apply` works outside a compiled step on JAX; the scale never gets stuck at 0 or infinity; and
+    under a TensorFlow strategy it looks at the gradients of all replicas, not of the first.
+    It may fall below 1, as gradients of a large loss overflow without any scale.
+
+    A gradient of a frozen group is not looked at. With gradient accumulation a micro-batch that
+    overflows is dropped and does not fill the window; `skipped_steps` counts it.
+
+    A file holds the inner optimizer's state as a `GroupedOptimizer` writes it, under
+    `inner_optimizer`. Files written by Keras' class around a `GroupedOptimizer` can be loaded.
+
+    Args:
+        inner_optimizer: The `GroupedOptimizer` that does the steps, without `loss_scale_factor`.
+        initial_scale: The first scale, a positive number; a power of two divides without rounding.
+        dynamic_growth_steps: After how many finite steps in a row the scale doubles; >= 1.
+        name: The optimizer's name.
+
+    Attributes:
+        dynamic_scale: The present scale, a float32 variable.
+        step_counter: Finite steps since the scale last changed, an integer variable.
+        skipped_steps: Steps skipped so far, an integer variable.
+        nonfinite_group_index: The index in `plan.groups` of the first group with a gradient that
+            was not finite in the last step skipped; -1 if none was. An integer variable.
+
+    Raises:
+        TypeError: If `inner_optimizer` is no `GroupedOptimizer`, or an argument is of the wrong
+            type.
+        ValueError: If a value is out of range, or `inner_optimizer` has a `loss_scale_factor`.
+
+    Example:
+
+    >>> import keras, numpy as np, keras_groupopt as kgo
+    >>> keras.config.set_dtype_policy("mixed_float16")
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
+    >>> optimizer = kgo.LossScaleOptimizer(kgo.GroupedOptimizer(model=model, learning_rate=0.5),
+    ...                                    initial_scale=2.0**30)
+    >>> model.compile(optimizer=optimizer, loss="mse")
+    >>> history = model.fit(np.ones((8, 4)), np.ones((8, 2)), batch_size=4, verbose=0)
+    >>> int(optimizer.skipped_steps), int(optimizer.iterations), float(optimizer.dynamic_scale)
+    (2, 0, 268435456.0)
+    >>> optimizer.first_nonfinite_group, float(optimizer.learning_rate)
+    ('default', 0.5)
+
+    Reference:
+        Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740.
+    """
+
+    inner_optimizer: GroupedOptimizer
+
+    def __init__(
+        self,
+        inner_optimizer: GroupedOptimizer,
+        initial_scale: float = 2.0**15,
+        dynamic_growth_steps: int = 2000,
+        name: str | None = None,
+    ) -> None:
+        where = "LossScaleOptimizer"
+        _check_inner(inner_optimizer)
+        initial_scale = check_number("initial_scale", initial_scale, where=where, positive=True)
+        growth = check_count("dynamic_growth_steps", dynamic_growth_steps, 1, where=where)
+        super().__init__(
+            inner_optimizer, initial_scale=initial_scale, dynamic_growth_steps=growth, name=name
+        )
+        # What is set on the inner optimizer at construction reads the same here.
+        for fixed in _FIXED:
+            super().__setattr__(fixed, getattr(inner_optimizer, fixed))
+        # In the order of Keras' class. Made now, so that what is loaded before the build has a
+        # place.
+        self.step_counter = self._make("step_counter", 0, "int")
+        self.dynamic_scale = self._make("dynamic_scale", initial_scale, "float32")
+        self.skipped_steps = self._make("skipped_steps", 0, "int32")
+        self.nonfinite_group_index = self._make("nonfinite_group_index", NONE, "int32")
+
+    def _make(self, name: str, value: float, dtype: str) -> Any:
+        return self.add_variable(
+            shape=(),
+            initializer=lambda shape, dtype=None: ops.full(shape, value, dtype=dtype),
+            dtype=dtype,
+            aggregation="none",
+            name=name,
+        )
+
+    # The inner optimizer through this one -------------------------------------------------------
+
+    @property
+    def built(self) -> bool:
+        """Whether the inner optimizer is built, and still knows its model's variables."""
+        inner = vars(self).get("inner_optimizer")
+        return inner is not None and inner.built
+
+    @built.setter
+    def built(self, value: bool) -> None:
+        """Ignored: only `build` builds."""
+
+    def build(self, var_list: Sequence[Any]) -> None:
+        """Builds the inner optimizer.
+
+        Args:
+            var_list: The trainable Keras variables, in the order gradients will come in.
+
+        Raises:
+            ValueError: As the inner optimizer's `build`.
+        """
+        self.inner_optimizer.build(var_list)
+
+    def __getattr__(self, name: str) -> Any:
+        inner = vars(self).get("inner_optimizer")
+        if inner is None or name.startswith("_"):
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+        return getattr(inner, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _FIXED and "inner_optimizer" in vars(self):
+            setattr(self.inner_optimizer, name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Refused, as by the inner optimizer.
+
+        Raises:
+            ValueError: Always.
+        """
+        self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+
+    @property
+    def first_nonfinite_group(self) -> str | None:
+        """The name of the group at `nonfinite_group_index`, or `None` if no step was skipped."""
+        index = backend.on_host(self.nonfinite_group_index)
+        return None if index == NONE else str(self.inner_optimizer.plan.groups[index].name)
+
+    # Step ---------------------------------------------------------------------------------------
+
+    def scale_loss(self, loss: Tensor) -> Tensor:
+        """Returns the loss times the present scale."""
+        return ops.multiply(loss, self.dynamic_scale)
+
+    def apply(
+        self,
+        grads: Sequence[Tensor],
+        trainable_variables: Sequence[Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Does one step of the inner optimizer with unscaled gradients, or skips it.
+
+        Args:
+            grads: One gradient of the scaled loss per variable; `None` where there is none.
+            trainable_variables: Their variables, as for the inner optimizer.
+            **options: What else the inner optimizer's `apply` takes.
+
+        Raises:
+            ValueError: As the inner optimizer's `apply`.
+        """
+        inner = self.inner_optimizer
+        grads = list(grads)
+        variables = trainable_variables
+        if variables is not None:
+            variables = list(variables)
+            if grads and not self.built:
+                backend.once(lambda: self.build(variables))
+        parts = inner._parts
+        if parts is not None and variables is None:
+            variables = list(parts.variables)
+        if parts is None or variables is None or len(grads) != len(variables):
+            # Nothing to do, or refused, with the reason.
+            inner.apply(grads, trainable_variables)
+            return
+        positions = inner._positions(variables)
+        known = [parts.variables[position] for position in positions]
+        inner._capture_once(parts)
+
+        def step_on_device(sums: list[Tensor | None], samples: Tensor | None) -> None:
+            flags = group_flags(parts, sums, positions)
+            unscaled = _unscale(sums, known, self.dynamic_scale)
+            weighted = options if samples is None else options | {"sample_count": samples}
+            backend.when(
+                ops.all(flags),
+                lambda: inner.apply(unscaled, known, **weighted),
+                [*known, *inner.changing_variables],
+            )
+            self._record(flags)
+
+        samples = options.get("sample_count")
+        on_each_device(step_on_device, grads, known, samples, self.variables)
+
+    def stateless_apply(
+        self,
+        optimizer_variables: Sequence[Tensor],
+        grads: Sequence[Tensor],
+        trainable_variables: Sequence[Tensor],
+        **options: Any,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Does one step on values instead of variables (JAX and torch).
+
+        Args:
+            optimizer_variables: Values of `optimizer.variables`, in order.
+            grads: One gradient of the scaled loss per value of `trainable_variables`.
+            trainable_variables: Values of the trainable variables, as for the inner optimizer.
+            **options: What else the inner optimizer's `stateless_apply` takes.
+
+        Returns:
+            The new values of `trainable_variables` and of `optimizer_variables`.
+
+        Raises:
+            ValueError: As the inner optimizer's `stateless_apply`.
+        """
+        inner = self.inner_optimizer
+        own = self.variables
+        parts = inner._parts
+        variables = _variables_of(parts, trainable_variables)
+        received = (len(grads), len(trainable_variables), len(optimizer_variables))
+        refused = parts is None or received != (len(variables), len(variables), len(own))
+        if refused or not backend.STATELESS:
+            # With the reason.
+            rest = optimizer_variables[len(self._variables) :]
+            return inner.stateless_apply(rest, grads, trainable_variables)
+        mapping = [
+            *zip(variables, backend.own(trainable_variables), strict=True),
+            *zip(own, backend.own(optimizer_variables), strict=True),
+        ]
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            self.apply(grads, variables, **options)
+        return values_in(scope, variables), values_in(scope, own)
+
+    def _record(self, flags: Tensor) -> None:
+        """Moves the scale and the counters after a step.
+
+        Args:
+            flags: Per group, whether its gradients were finite.
+        """
+        finite = ops.all(flags)
+        scale = ops.convert_to_tensor(self.dynamic_scale)
+        counter = ops.convert_to_tensor(self.step_counter) + 1
+        due = ops.equal(counter, self.dynamic_growth_steps)
+        grown = ops.where(due, ops.minimum(scale * 2.0, LARGEST_SCALE), scale)
+        halved = ops.maximum(scale * 0.5, SMALLEST_SCALE)
+        restart = ops.logical_or(due, ops.logical_not(finite))
+        first = ops.cast(ops.argmin(ops.cast(flags, "int32")), "int32")
+        last = ops.convert_to_tensor(self.nonfinite_group_index)
+        self.dynamic_scale.assign(ops.where(finite, grown, halved))
+        self.step_counter.assign(ops.where(restart, ops.zeros_like(counter), counter))
+        self.skipped_steps.assign_add(1 - ops.cast(finite, "int32"))
+        self.nonfinite_group_index.assign(ops.where(finite, last, first))
+
+    # State --------------------------------------------------------------------------------------
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Sets `optimizer.variables`, in order.
+
+        Raises:
+            ValueError: If the optimizer is not built, or counts or shapes differ.
+        """
+        count = len(self._variables)
+        own = list(weights[:count])
+        if any(np.shape(weight) != () for weight in own):
+            raise ValueError(
+                f"`weights` must start with the {count} scalars of LossScaleOptimizer. Received: "
+                f"shapes {[np.shape(weight) for weight in own]}."
+            )
+        self.inner_optimizer.set_weights(weights[count:])
+        for variable, weight in zip(self._variables, own, strict=True):
+            variable.assign(weight)
+
+    def save_own_variables(self, store: Any) -> None:
+        """Writes the scale and the counters. Keras then writes the inner optimizer beside them."""
+        inner = self.inner_optimizer
+        if inner._parts is not None or inner._declaration.pending is not None:
+            for name, place in _PLACES.items():
+                store[place] = ops.convert_to_numpy(getattr(self, name))
+
+    def load_own_variables(self, store: Any) -> None:
+        """Reads what `save_own_variables` wrote, or the scale that Keras' class wrote.
+
+        Raises:
+            ValueError: If it is damaged, or was saved by another optimizer. Nothing is assigned
+                then.
+        """
+        names = set(store.keys())
+        if not names:
+            return
+        if MANIFEST in names:
+            raise ValueError(
+                "The saved optimizer state must come from a LossScaleOptimizer. Received: state "
+                "of a GroupedOptimizer without one. Compile with the GroupedOptimizer and "
+                "`auto_scale_loss=False` to load it, then compile with "
+                "`kgo.LossScaleOptimizer(model.optimizer)`."
+            )
+        places = _PLACES if "dynamic_scale" in names else _PLACES_IN_KERAS
+        values = {name: _read(store, name, place) for name, place in places.items()}
+        for name, value in (_ABSENT_IN_KERAS | values).items():
+            getattr(self, name).assign(value)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns the arguments, with the inner optimizer's config."""
+        return {
+            "name": self.name,
+            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
+            "initial_scale": self.initial_scale,
+            "dynamic_growth_steps": self.dynamic_growth_steps,
+        }
+
+    @classmethod
+    def from_config(
+        cls, config: Mapping[str, Any], custom_objects: Any = None
+    ) -> LossScaleOptimizer:
+        """Returns the optimizer that `get_config` described, without its state."""
+        arguments = dict(config)
+        inner = keras.saving.deserialize_keras_object(
+            arguments.pop("inner_optimizer"), custom_objects=custom_objects
+        )
+        return cls(inner, **arguments)
+
+
+def group_flags(
+    parts: Parts, gradients: Sequence[Tensor | None], positions: Sequence[int]
+) -> Tensor:
+    """Returns, per group, whether its gradients are finite; a boolean vector.
+
+    Frozen groups and missing gradients count as finite.
+
+    Args:
+        parts: The built groups.
+        gradients: One per position; `None` where there is none.
+        positions: Places of their variables among those the optimizer was built with.
+    """
+    finite: list[list[Tensor]] = [[ops.convert_to_tensor(True)] for _ in parts.groups]
+    for gradient, position in zip(gradients, positions, strict=True):
+        number, _ = parts.places[position]
+        if gradient is not None and not parts.groups[number].frozen:
+            finite[number].append(ops.all(ops.isfinite(_elements(gradient))))
+    return ops.stack([ops.all(ops.stack(flags)) for flags in finite])
+
+
+def _elements(gradient: Tensor) -> Tensor:
+    """Returns what a gradient holds: of a sparse one (TensorFlow's slices) the rows it names."""
+    values = getattr(gradient, "values", gradient)
+    return gradient if callable(values) else values
+
+
+def _unscale(grads: Sequence[Tensor | None], variables: Sequence[Any], scale: Any) -> list[Any]:
+    """Returns the gradients of the loss itself; a gradient that is a next value stays."""
+    return [
+        gradient
+        if gradient is None or compat.overwritten_by_gradient(variable)
+        else ops.divide(gradient, scale)
+        for gradient, variable in zip(grads, variables, strict=True)
+    ]
+
+
+def _variables_of(parts: Parts | None, values: Sequence[Tensor]) -> list[Any]:
+    """Returns the variables that values of a stateless step stand for."""
+    variables = [] if parts is None else list(parts.variables)
+    if len(values) == len(variables):
+        return variables
+    return [variable for variable in variables if variable.trainable]
+
+
+def _check_inner(inner: Any) -> None:
+    if not isinstance(inner, GroupedOptimizer):
+        raise TypeError(
+            "`inner_optimizer` must be a GroupedOptimizer. Received: "
+            f"{inner!r} of type {type(inner).__name__}. Around another optimizer use "
+            "`keras.optimizers.LossScaleOptimizer`."
+        )
+    if inner.loss_scale_factor is not None:
+        raise ValueError(
+            "`inner_optimizer` must have no scale of its own. Received: "
+            f"loss_scale_factor={inner.loss_scale_factor!r}. Leave it out: LossScaleOptimizer "
+            "scales the loss."
+        )
+
+
+def _read(store: Any, name: str, place: str) -> np.ndarray:
+    """Returns one of the wrapper's values from a file."""
+    try:
+        value = np.asarray(store[place])
+    except KeyError as error:
+        raise ValueError(
+            "The saved optimizer state must come from a LossScaleOptimizer. Received: state "
+            f"without `{name}`. It is damaged, or was saved by another optimizer. Nothing was "
+            "loaded."
+        ) from error
+    if name == "dynamic_scale":
+        rule, kinds, least = "a positive finite number", "f", np.nextafter(0.0, 1.0)
+    else:
+        least = NONE if name == "nonfinite_group_index" else 0
+        rule, kinds = f"an integer >= {least}", "iu"
+    if value.shape or value.dtype.kind not in kinds or not least <= value < np.inf:
+        raise ValueError(
+            f"The saved `{name}` must be {rule}. Received: {value!r}. The file is damaged, or was "
+            "saved by another optimizer. Nothing was loaded."
+        )
+    return value

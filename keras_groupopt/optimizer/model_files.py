@@ -1,0 +1,322 @@
+"""Files of models: what is in them, and loading them whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+
+from keras_groupopt import checkpoint
+from keras_groupopt.base.unwrap import unwrap
+from keras_groupopt.checkpoint import weights
+from keras_groupopt.optimizer import saving
+from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
+
+Path = str | os.PathLike[str]
+
+_WEIGHTS = "model.weights.h5"
+_ENDINGS = (".keras", ".weights.h5", ".weights.json", ".npz")
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Returns what a file says of the optimizer state in it, without loading weights or state.
+
+    The dict is plain JSON:
+
+        format          the number of the format
+        keras_groupopt  the version that wrote it
+        iterations      the optimizer step
+        provisional     whether paths come from `variable.path`, as no model was given
+        groups          per group: "rule", its "class", "variables" (layer path to shape and
+                        dtype), and "anchors" (their SHA-256, or None)
+        declared        what was declared for each scalar: a number or a schedule's config
+        state           per key: shape, dtype and CRC-32 of the array
+        weights         CRC-32s of the model's arrays, by shape, if the optimizer
+                        had its model
+        checksum        the CRC-32 of all this
+
+    Args:
+        path: A `.keras`, `.weights.h5` or `.weights.json` file of a model that was compiled with
+            a `GroupedOptimizer`, also inside a `LossScaleOptimizer`; or what
+            `optimizer.save_state` wrote.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is another kind of file, is damaged, holds no state of a
+            `GroupedOptimizer`, or has another format.
+
+    Example:
+    >>> import os, tempfile, keras, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
+    >>> model.compile(optimizer=kgo.GroupedOptimizer(model=model, rule="adam"), loss="mse")
+    >>> model.optimizer.build(model.trainable_variables)
+    >>> path = os.path.join(tempfile.mkdtemp(), "model.keras")
+    >>> model.save(path)
+    >>> manifest = kgo.read_manifest(path)
+    >>> manifest["iterations"], manifest["groups"]["default"]["variables"]
+    (0, {'head/kernel': [[4, 2], 'float32'], 'head/bias': [[2], 'float32']})
+    """
+    name = _checked(path)
+    if name.endswith(".npz"):
+        with checkpoint.opened(name) as arrays:
+            return checkpoint.read_manifest(arrays)
+    with _whole(name), _opened(name) as files:
+        group = _state_in(files)
+        if group is not None:
+            return checkpoint.read_manifest(group)
+    raise ValueError(
+        "`path` must hold the state of a GroupedOptimizer. Received: "
+        f"path={name!r}, which holds none. Was the model compiled with one, and trained or built, "
+        "before it was saved?"
+    )
+
+
+def read_state(path: Path) -> checkpoint.Saved | None:
+    """Returns the optimizer state in a file of a model, after checking all of it.
+
+    Args:
+        path: As in `read_manifest`, of a model.
+
+    Returns:
+        The state; `None` if there is none of a `GroupedOptimizer`.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is another kind of file, or is damaged.
+    """
+    name = _checked(path)
+    with _whole(name), _opened(name) as files:
+        group = _state_in(files)
+        return None if group is None else checkpoint.read(group)
+
+
+def load_weights(model: Any, path: Path, *, optimizer: bool = True) -> None:
+    """Loads weights and optimizer state, or leaves everything bit-identical.
+
+    Like `model.load_weights`, with three differences. The file is verified first: the checksums
+    of a `.keras` archive, and those that a `GroupedOptimizer` with its model keeps of weights and
+    state. On any exception, Ctrl-C too, all weights and all state are as they were. And the
+    optimizer can be left alone. A surrounding `kgo.resuming` holds here too.
+
+    It keeps a copy of the model and its optimizer in memory while it loads.
+
+    Args:
+        model: A built Keras model.
+        path: A `.weights.h5`, `.weights.json` or `.keras` file.
+        optimizer: Whether optimizer state is loaded. `False` takes the weights alone, for a new
+            task: the step, moments and rates stay. Before the first step they then are
+            what anchors of kind `"initial"` start from.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        TypeError: If `model` is no model.
+        ValueError: If the file is damaged or does not fit.
+
+    Example:
+    >>> import os, tempfile, keras, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
+    >>> model.compile(optimizer=kgo.GroupedOptimizer(model=model, rule="adam"), loss="mse")
+    >>> path = os.path.join(tempfile.mkdtemp(), "model.weights.h5")
+    >>> model.save_weights(path)
+    >>> with open(path, "r+b") as file:
+    ...     _ = file.truncate(os.path.getsize(path) // 2)
+    >>> kgo.load_weights(model, path)  # doctest: +ELLIPSIS
+    Traceback (most recent call last):
+        ...
+    ValueError: `path` must be a whole file that fits the model. Received: path=...
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"`model` must be a Keras model. Received: model={model!r} of type "
+            f"{type(model).__name__}."
+        )
+    name = _checked(path)
+    if name.endswith(".npz"):
+        raise ValueError(
+            f"`path` must be a file of a model. Received: path={name!r}. Use "
+            "`optimizer.load_state(path)`."
+        )
+    terms = checkpoint.present_terms()
+    terms.report.fill(checkpoint.Report())
+    with _unharmed(model):
+        try:
+            holds_state = _verify(name)
+            with checkpoint.on_terms(terms):
+                _load(model, name, optimizer)
+            if optimizer and holds_state and _grouped(model) is not None:
+                _check_taken(terms)
+        except Exception as error:
+            raise ValueError(
+                "`path` must be a whole file that fits the model. Received: "
+                f"path={name!r}: {error}\nThe model and its optimizer are as they were."
+            ) from error
+
+
+def _checked(path: Path) -> str:
+    name = os.fspath(path)
+    if not isinstance(name, str) or not name.endswith(_ENDINGS):
+        raise ValueError(
+            f"`path` must be a file that ends in one of {', '.join(_ENDINGS)}. Received: "
+            f"path={path!r}."
+        )
+    if not os.path.exists(name):
+        raise FileNotFoundError(f"`path` must be an existing file. Received: path={name!r}.")
+    return name
+
+
+def _grouped(model: Any) -> GroupedOptimizer | None:
+    found = unwrap(getattr(model, "optimizer", None))
+    return found if isinstance(found, GroupedOptimizer) else None
+
+
+def _load(model: Any, name: str, optimizer: bool) -> None:
+    own = getattr(model, "optimizer", None)
+    if optimizer or own is None:
+        model.load_weights(name)
+        return
+    skipped = {"objects_to_skip": [own]}
+    if name.endswith(".keras"):
+        # Keras leaves objects out of weights files only.
+        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(name) as archive:
+            model.load_weights(archive.extract(_WEIGHTS, folder), **skipped)
+    else:
+        model.load_weights(name, **skipped)
+    grouped = _grouped(model)
+    if grouped is not None:
+        saving.note_new_weights(grouped)
+
+
+def _check_taken(terms: checkpoint.Terms) -> None:
+    """Refuses a load that passed the state in the file by: a damaged name hides it from Keras."""
+    if terms.report.status not in ("loaded", "waits for the build"):
+        raise ValueError("the optimizer state in it is not where Keras looks for it")
+
+
+def _verify(name: str) -> bool:
+    """Reads the whole file once; returns whether it holds state of a GroupedOptimizer."""
+    if name.endswith(".keras"):
+        with zipfile.ZipFile(name) as archive:
+            bad = archive.testzip()
+        if bad is not None:
+            raise ValueError(f"the checksum of {bad} in it differs")
+    found, wrong = None, []
+    with _opened(name) as files:
+        group = _state_in(files)
+        if group is not None:
+            found = checkpoint.read_manifest(group)
+        if found is not None and "weights" in found:
+            arrays = (array for file in files for array in _arrays(file))
+            wrong = weights.differing(found["weights"], arrays)
+    if wrong:
+        raise ValueError(f"the checksum of a weight of shape {wrong[0]} in it differs")
+    return found is not None
+
+
+@contextlib.contextmanager
+def _whole(name: str) -> Iterator[None]:
+    """Says of which file it is where that cannot be read."""
+    try:
+        yield
+    except Exception as error:  # a damaged file may make h5py and zipfile raise anything
+        if "optimizer state" in str(error):
+            raise
+        raise ValueError(
+            f"`path` must be a whole file. Received: path={name!r}: {error}"
+        ) from error
+
+
+@contextlib.contextmanager
+def _opened(name: str) -> Iterator[list[h5py.File]]:
+    """Opens the H5 files of a saved model."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(h5py.File(file, "r")) for file in _files(name, stack)]
+
+
+def _files(name: str, stack: contextlib.ExitStack) -> list[Any]:
+    if name.endswith(".weights.json"):
+        with open(name, encoding="utf-8") as file:
+            places = json.load(file)["weight_map"].values()
+        shards = {shard for place in places for shard in ([place] if _is_one(place) else place)}
+        folder = pathlib.Path(name).parent
+        return [folder / pathlib.PurePath(shard).name for shard in sorted(shards)]
+    if name.endswith(".keras"):
+        archive = stack.enter_context(zipfile.ZipFile(name))
+        return [stack.enter_context(archive.open(_WEIGHTS))]
+    return [name]
+
+
+def _is_one(place: Any) -> bool:
+    return isinstance(place, str)
+
+
+def _state_in(files: list[h5py.File]) -> _Group | None:
+    """Returns the state of the model's optimizer, which may be inside another one.
+
+    A layer that is a compiled model, such as a pretrained backbone, has an optimizer of its own.
+    """
+    places: list[tuple[h5py.File, str]] = []
+    for file in files:
+        names: list[str] = []
+        file.visit(names.append)
+        places += [(file, name) for name in names if name.endswith("/@manifest")]
+    places.sort(key=lambda place: not place[1].startswith("optimizer/"))
+    return _Group(places[0][0][places[0][1].rpartition("/")[0]]) if places else None
+
+
+def _arrays(file: h5py.File) -> Iterator[np.ndarray]:
+    """Yields every array that is no optimizer's, one at a time: models are large."""
+    names: list[str] = []
+    file.visit(names.append)
+    for name in names:
+        item = file[name]
+        if isinstance(item, h5py.Dataset) and not name.startswith("optimizer/"):
+            yield _array(item)
+
+
+def _array(dataset: h5py.Dataset) -> np.ndarray:
+    # H5 has no bfloat16; Keras notes it beside the array.
+    low = dataset.attrs.get("dtype") == "bfloat16"
+    return np.array(dataset, dtype=np.dtype("bfloat16") if low else None)
+
+
+class _Group:
+    """A group of an H5 file as a store."""
+
+    def __init__(self, group: h5py.Group) -> None:
+        self._group = group
+
+    def __getitem__(self, name: str) -> Any:
+        return _array(self._group[name])
+
+    def keys(self) -> list[str]:
+        return list(self._group.keys())
+
+
+@contextlib.contextmanager
+def _unharmed(model: Any) -> Iterator[None]:
+    """Puts a model and its optimizer back where the block fails."""
+    optimizer = getattr(model, "optimizer", None)
+    variables = [*model.variables, *(() if optimizer is None else optimizer.variables)]
+    values = [np.array(keras.ops.convert_to_numpy(v), copy=True) for v in variables]
+    grouped = _grouped(model)
+    put_back = None if grouped is None else saving.remember(grouped)
+    try:
+        yield
+    except BaseException:
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        if put_back is not None:
+            put_back()
+        raise

@@ -1,0 +1,1 @@
+"""What is declared, resolved and shown before training."""

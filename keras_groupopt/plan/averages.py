@@ -1,0 +1,198 @@
+"""Declarations of averages over optimizer steps: exponential, and equal (SWA).
+
+With `w_s` the weights after optimizer step `s`, an average `v` and `t` averages made so far:
+
+    s ≤ start:                            v ← w_s
+    s > start, (s − start) % every = 0:   v ← β_t · v + (1 − β_t) · w_s,   t ← t + 1
+
+after constraints, in float32 for weights of lower precision. Training never reads `v`.
+
+References: Polyak & Juditsky 1992, doi:10.1137/0330046; Izmailov et al. 2018, arXiv:1803.05407.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from keras_groupopt.base.checks import check_count, check_scalar, is_schedule
+
+
+class Average:
+    """What is averaged when: the base of `EMA` and `SWA`, for annotations and checks."""
+
+    every: int
+    start: int
+
+
+@dataclasses.dataclass(frozen=True)
+class EMA(Average):
+    """An exponential moving average of the weights, for `GroupedOptimizer(ema=...)`.
+
+    It starts as a copy of the weights at optimizer step `start`; then, once per `every` optimizer
+    steps, with `t` the averages made so far:
+
+        β_t = min(momentum, (1 + t) / (10 + t))     if warmup, else momentum
+        v ← β_t · v + (1 − β_t) · w
+
+    after constraints, in float32 for weights of lower precision. Before `start` it is the weights
+    themselves. Training never reads it: `kgo.UseAveragedWeights` validates and saves with it,
+    `kgo.averaged_weights(model)` puts it into the model for a while.
+
+    Args:
+        momentum: `β` in [0, 1), a number or a schedule over optimizer steps.
+        warmup: Whether `β` grows from 0.1 to `momentum`, so that the first weights are soon
+            forgotten.
+        every: Optimizer steps from one average to the next, at least 1.
+        start: The optimizer step it begins at.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If a value is out of range.
+
+    Example:
+
+    >>> import keras_groupopt as kgo
+    >>> optimizer = kgo.GroupedOptimizer(learning_rate=0.1, ema=kgo.EMA(0.999, warmup=True))
+
+    Reference:
+        Polyak & Juditsky 1992, doi:10.1137/0330046. Warm-up: as in TensorFlow's
+        `ExponentialMovingAverage(num_updates=...)`.
+    """
+
+    momentum: Any = 0.999
+    warmup: bool = False
+    every: int = 1
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "momentum", check_momentum("momentum", self.momentum, "EMA"))
+        _check_times(self, "EMA")
+        if not isinstance(self.warmup, bool):
+            raise TypeError(
+                f"`warmup` must be True or False. Received: warmup={self.warmup!r} in EMA. It has "
+                "no length: β grows as (1 + t) / (10 + t)."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class SWA(Average):
+    """An equal average of the weights (stochastic weight averaging), for `ema=`.
+
+    Of the weights after the optimizer steps `start + every`, `start + 2·every`, …: with `t` of
+    them averaged so far,
+
+        v ← (t · v + w) / (t + 1)
+
+    after constraints, in float32 for weights of lower precision. Before the first of them it is
+    the weights at step `start`, and before that the weights themselves.
+
+    Args:
+        every: Optimizer steps from one averaged point to the next, at least 1; often an epoch.
+        start: The optimizer step after which averaging begins.
+
+    Raises:
+        TypeError: If an argument is of the wrong type.
+        ValueError: If a value is out of range.
+
+    Example:
+
+    >>> import keras_groupopt as kgo
+    >>> optimizer = kgo.GroupedOptimizer(learning_rate=0.1, ema=kgo.SWA(every=100, start=1000))
+
+    Reference:
+        Izmailov et al. 2018, arXiv:1803.05407.
+    """
+
+    every: int = 1
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        _check_times(self, "SWA")
+
+
+@dataclasses.dataclass(frozen=True)
+class KerasEMA(Average):
+    """Keras' `use_ema`: the first average is the weights after the first step.
+
+    Args:
+        momentum: `β` in [0, 1).
+        overwrite_frequency: Optimizer steps between writing the average into the weights.
+    """
+
+    momentum: float = 0.99
+    overwrite_frequency: int | None = None
+    every: int = 1
+    start: int = 0
+
+
+def check_momentum(name: str, value: Any, where: str) -> Any:
+    """Returns a schedule as it is, and a number in [0, 1) as a float."""
+    value = check_scalar(name, value, where=where)
+    if value is None or (not is_schedule(value) and value >= 1.0):
+        raise ValueError(
+            f"`{name}` must be a number in [0, 1) or a schedule. Received: {name}={value!r} in "
+            f"{where}."
+        )
+    return value
+
+
+def _check_times(average: Average, where: str) -> None:
+    object.__setattr__(average, "every", check_count("every", average.every, 1, where=where))
+    object.__setattr__(average, "start", check_count("start", average.start, 0, where=where))
+
+
+def as_average(
+    ema: Any, use_ema: Any, ema_momentum: float, ema_overwrite_frequency: int | None
+) -> Average | None:
+    """Returns what `GroupedOptimizer` averages, from its own argument and from Keras'.
+
+    Raises:
+        TypeError: If `ema` is no average.
+        ValueError: If both ways are used, or an argument would have no effect.
+    """
+    where = "GroupedOptimizer"
+    if ema is not None and not isinstance(ema, Average):
+        hint = f" Write `ema=kgo.EMA({ema!r})`." if isinstance(ema, float) else ""
+        raise TypeError(
+            f"`ema` must be `kgo.EMA(...)` or `kgo.SWA(...)`. Received: ema={ema!r}.{hint}"
+        )
+    if not isinstance(use_ema, bool):
+        raise TypeError(
+            f"`use_ema` must be True or False. Received: use_ema={use_ema!r}. The momentum is "
+            "`ema_momentum=`."
+        )
+    if not use_ema:
+        if ema_overwrite_frequency is not None:
+            raise ValueError(
+                "`ema_overwrite_frequency` must come with `use_ema=True`. Received: "
+                f"ema_overwrite_frequency={ema_overwrite_frequency!r} with use_ema=False."
+            )
+        return ema
+    if ema is not None:
+        raise ValueError(
+            "Only one of `use_ema` and `ema` must be given. Received: use_ema=True and "
+            f"ema={ema!r}. `ema=` leaves the weights alone at the end of `fit`; `use_ema=True` "
+            "overwrites them, as in Keras."
+        )
+    if ema_overwrite_frequency is not None:
+        ema_overwrite_frequency = check_count(
+            "ema_overwrite_frequency", ema_overwrite_frequency, 1, where=where
+        )
+    return KerasEMA(check_momentum("ema_momentum", ema_momentum, where), ema_overwrite_frequency)
+
+
+def describe(average: Average | None) -> str | None:
+    """Returns an average as it was written, for the plan."""
+    if average is None:
+        return None
+    said = {
+        field.name: getattr(average, field.name)
+        for field in dataclasses.fields(average)  # type: ignore[arg-type]
+        if field.name == "momentum" or getattr(average, field.name) != field.default
+    }
+    if is_schedule(said.get("momentum")):
+        said["momentum"] = type(said["momentum"]).__name__
+    listed = ", ".join(f"{name}={value}" for name, value in said.items())
+    name = "use_ema" if isinstance(average, KerasEMA) else type(average).__name__
+    return f"{name}({listed})"

@@ -1,0 +1,135 @@
+"""A plan as HTML for notebooks: no script, no outside resource, every text escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from keras_groupopt.plan.views.figures import (
+    GroupFigures,
+    Plan,
+    parameter_count,
+    plan_figures,
+    value_text,
+)
+
+# A notebook stores its output: a group of 10,000 variables would add megabytes to the file.
+MOST_LISTED = 1000
+
+# Colours are mixed from the notebook's own text colour, so light and dark themes both read well.
+_STYLE = """<style>
+.kgo-plan { font-size: 0.9em; overflow-x: auto; }
+.kgo-plan table { border-collapse: collapse; margin: 0.4em 0; }
+.kgo-plan th, .kgo-plan td { padding: 0.25em 0.7em; text-align: left; vertical-align: top;
+  background: transparent; border: 0 solid rgba(128, 128, 128, 0.45);
+  border-bottom-width: 1px; }
+.kgo-plan th { border-bottom-width: 2px; }
+.kgo-plan .kgo-number { text-align: right; font-variant-numeric: tabular-nums;
+  white-space: nowrap; }
+.kgo-plan .kgo-frozen { opacity: 0.55; }
+.kgo-plan .kgo-note { border-left: 3px solid #d08700; padding-left: 0.6em; }
+.kgo-plan summary { cursor: pointer; }
+.kgo-plan dl { display: grid; grid-template-columns: max-content auto; gap: 0.1em 0.8em;
+  margin: 0.4em 0; }
+.kgo-plan dt { font-weight: bold; }
+.kgo-plan dd { margin: 0; }
+</style>"""
+
+
+def to_html(plan: Plan) -> str:
+    """Writes a plan as one HTML fragment: a row a group, totals, and variables to unfold.
+
+    Args:
+        plan: What `Plan.to_dict()` returns.
+
+    Returns:
+        A `<div>` with its own style, fit for `_repr_html_`. At most 1000 variables a group are
+        listed; the number of further ones is stated.
+
+    Raises:
+        ValueError: If `plan` has another format number.
+
+    Example:
+    >>> plan = {"format": 1, "provisional": False, "options": {}, "groups": []}
+    >>> to_html(plan).startswith('<div class="kgo-plan">')
+    True
+    """
+    figures = plan_figures(plan)
+    parts = ['<div class="kgo-plan">', _STYLE, f"<strong>{escape(figures.title)}</strong>"]
+    if figures.note:
+        parts.append(f'<p class="kgo-note">{escape(figures.note)}</p>')
+    parts.append(_groups_table(figures.groups))
+    terms = (
+        f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>"
+        for label, value in figures.totals + figures.settings
+    )
+    parts.append(f"<dl>{''.join(terms)}</dl>")
+    parts.extend(map(_group_details, figures.groups))
+    parts.append("</div>")
+    return "\n".join(parts)
+
+
+def _groups_table(groups: Sequence[GroupFigures]) -> str:
+    columns = (
+        "Group", "Rule", "Variables>", "Params>", "Share>", "Learning rate", "Weight decay",
+        "Anchor", "Excluded>", "Memory>",
+    )  # fmt: skip
+    rows = (
+        (
+            group.frozen,
+            (
+                group.name, group.rule, f"{group.variable_count:,}", f"{group.parameters:,}",
+                group.share, group.learning_rate, group.weight_decay, group.anchor,
+                group.excluded, group.memory,
+            ),
+        )
+        for group in groups
+    )  # fmt: skip
+    return _table(columns, rows)
+
+
+def _group_details(group: GroupFigures) -> str:
+    listed = group.variables[:MOST_LISTED]
+    rows = (
+        (
+            group.frozen,
+            (
+                variable["path"],
+                value_text(variable["shape"]),
+                variable["dtype"],
+                f"{parameter_count([variable]):,}",
+                value_text(variable.get("ratio", 1.0)),
+                "yes" if variable["decayed"] else "no",
+                "yes" if variable["anchored"] else "no",
+            ),
+        )
+        for variable in listed
+    )
+    left_out = len(group.variables) - len(listed)
+    noun = "variable" if group.variable_count == 1 else "variables"
+    return (
+        f"<details><summary><strong>{escape(group.name)}</strong>: "
+        f"{group.variable_count:,} {noun}, claimed by "
+        f"<code>{escape(group.selector)}</code></summary>"
+        + _table(("Path", "Shape", "Dtype", "Params>", "Ratio>", "Decayed", "Anchored"), rows)
+        + (f"<p>and {left_out:,} more</p>" if left_out else "")
+        + "</details>"
+    )
+
+
+def _table(columns: Sequence[str], rows: Iterable[tuple[bool, Sequence[str]]]) -> str:
+    """A table of escaped cells; `>` after a column's name marks numbers, True dims a row."""
+    numbers = [' class="kgo-number"' if name.endswith(">") else "" for name in columns]
+    head = "".join(
+        f"<th{number}>{escape(name.removesuffix('>'))}</th>"
+        for name, number in zip(columns, numbers, strict=True)
+    )
+    body = []
+    for dim, cells in rows:
+        row = "".join(
+            f"<td{number}>{escape(cell)}</td>" for cell, number in zip(cells, numbers, strict=True)
+        )
+        body.append(f'<tr class="kgo-frozen">{row}</tr>' if dim else f"<tr>{row}</tr>")
+    return (
+        f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n" + "\n".join(body) + "\n</tbody></table>"
+    )

@@ -1,0 +1,81 @@
+"""State of built Keras optimizers, copied by variable and slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+from keras_groupopt.base import compat, text
+from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
+from keras_groupopt.rules import slots
+from keras_groupopt.rules.registry import type_of
+from keras_groupopt.step.built_group import GroupParts
+
+
+def copy_state(
+    converted: GroupedOptimizer, model: Any, owners: Mapping[int, Any], *, strict: bool
+) -> None:
+    """Builds an optimizer and gives it the state of others.
+
+    Args:
+        converted: The optimizer, with its model attached.
+        model: The model.
+        owners: Per identity of a variable, the built Keras optimizer that trained it.
+        strict: Whether every slot must have a source; else those without start fresh.
+
+    Raises:
+        ValueError: If counts of steps differ, or a slot has no source where that is an error.
+    """
+    steps = {int(keras.ops.convert_to_numpy(inner.iterations)) for inner in owners.values()}
+    if len(steps) > 1:
+        raise ValueError(
+            "The inner optimizers must have made equally many steps: a GroupedOptimizer counts "
+            f"them once. Received: {', '.join(map(str, sorted(steps)))} steps."
+        )
+    converted.build(list(model.trainable_variables))
+    groups = [part for part in converted._built_parts("converting").groups if not part.frozen]
+    pairs = {part.name: _pairs(part, owners, strict) for part in groups}
+    for step in steps:
+        converted.iterations.assign(step)
+    for part in groups:
+        for variable, source in pairs[part.name]:
+            # On JAX a shared buffer could not be donated.
+            variable.assign(keras.ops.copy(keras.ops.convert_to_tensor(source)))
+        # A rule that starts over counts its own steps, on which its bias corrections depend.
+        if pairs[part.name] or len(part.rule_variables) == 1:
+            part.rule.iterations.assign(next(iter(steps), 0))
+
+
+def _pairs(part: GroupParts, owners: Mapping[int, Any], strict: bool) -> list[tuple[Any, Any]]:
+    """Returns each state variable of a group with the one it is copied from."""
+    found: dict[tuple[int | None, str], Any] = {}
+    inners = {id(inner): inner for v in part.ruled if (inner := owners.get(id(v))) is not None}
+    for inner in inners.values():
+        if type_of(inner) is not type_of(part.rule):
+            continue
+        variables = compat.built_variables(inner)
+        names = slots.slot_names(inner, len(variables))
+        for variable in inner.variables:
+            if id(variable) in names:
+                index, slot = names[id(variable)]
+                found[None if index is None else id(variables[index]), slot] = variable
+    paths = {id(v): p.path for v, p in zip(part.variables, part.planned.variables, strict=True)}
+    pairs, missing = [], []
+    for variable in part.rule.variables:
+        if variable is part.rule.iterations:
+            continue
+        index, slot = part.slots[id(variable)]
+        owner = None if index is None else id(part.ruled[index])
+        source = found.get((owner, slot))
+        if source is None or tuple(source.shape) != tuple(variable.shape):
+            missing.append(slot if owner is None else f"{paths[owner]}/{slot}")
+        else:
+            pairs.append((variable, source))
+    if missing and strict:
+        raise ValueError(
+            "`optimizer` must have the state of its class for every variable. Received: "
+            f"{part.planned.group.where} without {text.listing(missing)}."
+        )
+    return pairs

@@ -1,0 +1,281 @@
+"""From the state of a torch optimizer, as plain arrays, to the state of a built optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_groupopt.base import text
+from keras_groupopt.base.unwrap import unwrap
+from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
+from keras_groupopt.recipes.converters import foreign_axes
+from keras_groupopt.step.built_group import GroupParts
+
+_MOMENTS = {"exp_avg": "momentums", "exp_avg_sq": "velocities"}
+
+# Per rule: torch's name of a state, and the slot that holds it here.
+_SLOTS: dict[str, dict[str, str]] = {
+    "adadelta": {"square_avg": "accumulated_grads", "acc_delta": "accumulated_delta_vars"},
+    "adagrad": {"sum": "accumulators"},
+    "adam": {**_MOMENTS, "max_exp_avg_sq": "velocity_hats"},
+    "adamw": {**_MOMENTS, "max_exp_avg_sq": "velocity_hats"},
+    "adamax": {"exp_avg": "m", "exp_inf": "u"},
+    "radam": _MOMENTS,
+    "rmsprop": {
+        "square_avg": "velocities",
+        "momentum_buffer": "momentums",
+        "grad_avg": "average_gradients",
+    },
+    "sgd": {"momentum_buffer": "momentums"},
+}
+# torch keeps the sum of gradients, Keras the sum of updates: the rate is a factor in it.
+_TIMES_RATE = {("sgd", "momentum_buffer"): -1.0, ("rmsprop", "momentum_buffer"): 1.0}
+
+
+def load_torch_state(
+    optimizer: Any,
+    state_dict: Mapping[str, Any],
+    paths: Mapping[str, str | None] | Sequence[str | None],
+    *,
+    transpose: bool | Mapping[str, bool] | None = None,
+    strict: bool = True,
+) -> None:
+    """Gives a built optimizer the moments and the step of a torch optimizer.
+
+    Rates, betas, epsilon (1e-8 in torch, 1e-7 in Keras) and decay stay those of `optimizer`:
+    declare them as they were, and `exclude_from_decay=()` where biases decayed. Momentum of SGD and
+    RMSprop is stored times the rate in Keras; the present rate of the group is taken. Adam of Keras
+    adds epsilon before the bias correction, torch after it: next steps agree as far as epsilon is
+    small beside √v. torch itself is not needed.
+
+    Args:
+        optimizer: A built `GroupedOptimizer`, also inside a `LossScaleOptimizer`.
+        state_dict: What `state_dict()` of the torch optimizer gave: its tensors may be tensors of
+            torch, on any device, or NumPy arrays.
+        paths: The layer path of each parameter; `None` leaves the parameter out. A dict from the
+            parameter's name needs a torch optimizer made from `named_parameters()`; a list is in
+            the order of the torch optimizer's parameters.
+        transpose: For weights that fit both turned round (torch stores Linear as (out, in) and
+            convolutions as (out, in, height, width)) and as they are, such as square kernels:
+            `True` turns them, `False` does not; a dict says it by layer path. Weights that fit in
+            one layout only need nothing.
+        strict: Whether every variable of `optimizer` must get its state. Otherwise the others keep
+            what they have.
+
+    Returns:
+        Nothing; nothing is assigned unless everything fits.
+
+    Raises:
+        ValueError: With a list of what cannot be mapped: parameters, variables, states, shapes, or
+            layouts that are open; or if parameters are at different steps.
+        TypeError: If `optimizer` is no `GroupedOptimizer`.
+
+    Example:
+    >>> import keras, numpy as np, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="head")])
+    >>> optimizer = kgo.GroupedOptimizer(model=model, rule="adam")
+    >>> optimizer.build(model.trainable_variables)
+    >>> def saved(shape):
+    ...     return {"step": 7, "exp_avg": np.ones(shape), "exp_avg_sq": np.ones(shape)}
+    >>> state = {"state": {0: saved((2, 3)), 1: saved((2,))}, "param_groups": [{"params": [0, 1]}]}
+    >>> kgo.load_torch_state(optimizer, state, ["head/kernel", "head/bias"])
+    >>> int(optimizer.iterations)
+    7
+    """
+    optimizer = unwrap(optimizer)
+    if not isinstance(optimizer, GroupedOptimizer):
+        raise TypeError(
+            "`optimizer` must be a GroupedOptimizer. Received: "
+            f"optimizer={optimizer!r} of type {type(optimizer).__name__}."
+        )
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+        held = ", ".join(map(str, state_dict)) if isinstance(state_dict, Mapping) else "no dict"
+        raise ValueError(
+            "`state_dict` must be what `state_dict()` of a torch optimizer gave, with `state` and "
+            f"`param_groups`. Received: {held[:200]}. Of a checkpoint pass the optimizer's entry."
+        )
+    parts = optimizer._built_parts("load_torch_state")
+    targets = {
+        planned.path: _Target(planned.path, part, variable)
+        for part in parts.groups
+        if not part.frozen
+        for planned, variable in zip(part.planned.variables, part.variables, strict=True)
+    }
+    loading = _Loading(targets, transpose)
+    states = {str(key): value for key, value in state_dict["state"].items()}
+    for number, path in _paths_by_number(state_dict, paths).items():
+        if path is not None:
+            loading.take(path, states.get(str(number), {}))
+    if strict:
+        loading.wrong += [
+            f"{path}: no parameter is mapped to it" for path in targets if path not in loading.seen
+        ]
+    if len(set(loading.steps.values())) > 1:
+        first = {step: path for path, step in reversed(loading.steps.items())}
+        loading.wrong.append(
+            "parameters at different steps: "
+            + ", ".join(f"{path} at {step}" for step, path in sorted(first.items()))
+        )
+    if loading.wrong:
+        raise ValueError(
+            "Every torch state must have one place in the optimizer. Nothing was loaded. "
+            f"Received:\n  {text.first_lines(loading.wrong)}"
+        )
+    for step in list(loading.steps.values())[:1]:
+        optimizer.iterations.assign(step)
+        for part in {id(target.part): target.part for target in loading.loaded}.values():
+            part.rule.iterations.assign(step)
+    rates = optimizer.learning_rates
+    for name, variable, value, sign in loading.found:
+        rate = 1.0 if sign is None else sign * float(keras.ops.convert_to_numpy(rates[name]))
+        variable.assign(value * rate)
+
+
+def _paths_by_number(state_dict: Mapping[str, Any], paths: Any) -> dict[Any, str | None]:
+    """Returns the layer path per parameter number.
+
+    Raises:
+        ValueError: If names are not known, or counts differ.
+    """
+    groups = state_dict["param_groups"]
+    numbers = [number for group in groups for number in group["params"]]
+    if isinstance(paths, Mapping):
+        names = [name for group in groups for name in group.get("param_names", ())]
+        if len(names) != len(numbers):
+            raise ValueError(
+                "`paths` as a dict needs the names of the parameters in `state_dict`. Received: "
+                "one without `param_names`. Make the torch optimizer from "
+                "`module.named_parameters()`, or pass the list "
+                "`[paths[name] for name, _ in module.named_parameters()]`, in the order of the "
+                "optimizer's parameters."
+            )
+        missing = [f"{name}: not in `paths`" for name in names if name not in paths]
+        missing += [f"{name}: in `paths`, but no parameter" for name in paths if name not in names]
+        if missing:
+            raise ValueError(
+                "`paths` must name every parameter of the torch optimizer; `None` leaves one out. "
+                f"Nothing was loaded. Received:\n  {text.first_lines(missing)}"
+            )
+        return {number: paths[name] for number, name in zip(numbers, names, strict=True)}
+    if len(paths) != len(numbers):
+        raise ValueError(
+            "`paths` must have one entry per parameter of the torch optimizer; `None` leaves one "
+            f"out. Received: {len(paths)} paths for {len(numbers)} parameters."
+        )
+    return dict(zip(numbers, paths, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Target:
+    """One variable of the optimizer, and its slots."""
+
+    path: str
+    part: GroupParts
+    variable: Any
+
+    @property
+    def rule(self) -> str:
+        return str(self.part.planned.group.rule.label)
+
+    @property
+    def slots(self) -> dict[str, Any]:
+        """The state variables by slot."""
+        part = self.part
+        return {
+            slot: state
+            for state in part.rule.variables
+            for index, slot in [part.slots.get(id(state), (None, ""))]
+            if index is not None and part.ruled[index] is self.variable
+        }
+
+
+class _Loading:
+    """What was found for the optimizer's variables, and what does not fit."""
+
+    def __init__(
+        self, targets: Mapping[str, _Target], transpose: bool | Mapping[str, bool] | None
+    ) -> None:
+        self.targets = targets
+        self.turned: Callable[[str], bool | None] = (
+            transpose.get if isinstance(transpose, Mapping) else lambda _: transpose
+        )
+        self.seen: set[str] = set()
+        self.loaded: list[_Target] = []
+        self.steps: dict[str, int] = {}
+        # Group, state variable, value, and the sign of the rate it is to be multiplied by.
+        self.found: list[tuple[str, Any, np.ndarray, float | None]] = []
+        self.wrong: list[str] = []
+        unknown = (
+            [path for path in transpose if path not in targets]
+            if isinstance(transpose, Mapping)
+            else []
+        )
+        self.wrong += [f"{path}: in `transpose`,{self._nearest(path)}" for path in unknown]
+
+    def take(self, path: str, state: Mapping[str, Any]) -> None:
+        """Notes the state of the parameter that is at `path`."""
+        target = self.targets.get(path)
+        if target is None:
+            self.wrong.append(f"{path}: mapped to,{self._nearest(path)}")
+            return
+        if path in self.seen:
+            self.wrong.append(f"{path}: two parameters are mapped to it")
+            return
+        self.seen.add(path)
+        if target.rule not in _SLOTS:
+            self.wrong.append(
+                f"{path}: the rule {target.rule} has no counterpart in torch that is known "
+                f"({', '.join(_SLOTS)})"
+            )
+            return
+        self.loaded.append(target)
+        slots, names = target.slots, _SLOTS[target.rule]
+        for name, value in state.items():
+            if name == "step":
+                self.steps[path] = int(_as_array(value))
+            elif value is not None and slots.get(names.get(name, "")) is None:
+                self.wrong.append(f"{path}: {name} has no slot in {target.rule}")
+        wanted = {slot: name for name, slot in names.items() if slot in slots}
+        for slot in slots:
+            value = state.get(wanted.get(slot, ""))
+            if value is None:
+                self.wrong.append(
+                    f"{path}: no state for {slot} of {target.rule} "
+                    "(torch keeps none for parameters without gradients: give `None` as their "
+                    "path, and `strict=False`)"
+                )
+            else:
+                self._fit(target, wanted[slot], slots[slot], _as_array(value))
+
+    def _fit(self, target: _Target, name: str, slot: Any, value: np.ndarray) -> None:
+        shape = tuple(slot.shape)
+        where = f"{target.path}: {name} of shape {list(value.shape)}"
+        try:
+            fitting = foreign_axes.to_keras(value, shape, self.turned(target.path))
+        except ValueError:
+            self.wrong.append(f"{where} fits as it is and turned round; say which by `transpose`")
+            return
+        if fitting is None:
+            self.wrong.append(f"{where} does not fit {list(shape)}")
+        else:
+            sign = _TIMES_RATE.get((target.rule, name))
+            self.found.append((target.part.name, slot, fitting, sign))
+
+    def _nearest(self, path: str) -> str:
+        near: Iterable[str] = difflib.get_close_matches(path, self.targets, n=1)
+        return " but no variable that moves" + "".join(f" (nearest: {p})" for p in near)
+
+
+def _as_array(value: Any) -> np.ndarray:
+    """Returns a NumPy array for what may be a tensor of torch, which need not be installed."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        # NumPy has no bfloat16.
+        value = value.float() if "bfloat16" in str(value.dtype) else value
+        value = value.numpy()
+    return np.asarray(value)

@@ -1,0 +1,265 @@
+"""From optimizers of Keras, built or not, to a `GroupedOptimizer` that takes the same steps."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+from keras_groupopt import selectors
+from keras_groupopt.base import compat, text
+from keras_groupopt.base.unwrap import unwrap
+from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
+from keras_groupopt.plan.group import DEFAULT_GROUP, WHOLE_ONLY, Group
+from keras_groupopt.recipes.converters import exact_rates
+from keras_groupopt.recipes.converters.copied_state import copy_state
+from keras_groupopt.rules.registry import rule_class, rule_of, type_of
+from keras_groupopt.schedules.constant import constant
+from keras_groupopt.selectors import layer_paths
+
+_ON_WHOLE = tuple(
+    name for name in WHOLE_ONLY if name not in ("global_clipnorm", "loss_scale_factor")
+)
+
+
+def from_multi_optimizer(optimizer: Any, model: Any) -> GroupedOptimizer:
+    """Turns a `keras.optimizers.MultiOptimizer`, or its map, into one `GroupedOptimizer`.
+
+    Each inner optimizer that trains a variable becomes a group with its rule, its exact rate, its
+    decay and exclusions, and its clipping. `global_clipnorm` of an inner optimizer is, as it was, a
+    limit of the norm over its group; for one norm over all groups make the optimizer with
+    `global_clipnorm=`. The default optimizer becomes the group `"default"`, which takes variables
+    added later; the others name their variables by layer path. Numbers become ratios of one base
+    rate, a schedule stays its group's own.
+
+    With a built optimizer the state comes along: moments, and the step. It is copied, so either
+    optimizer may be trained on. The next steps are the same.
+
+    Args:
+        optimizer: A `MultiOptimizer` (also inside a `LossScaleOptimizer`) or an `OptimizerMap`.
+        model: The model it trains.
+
+    Returns:
+        A `GroupedOptimizer`, built if `optimizer` was. Compile the model with it.
+
+    Raises:
+        TypeError: If it is neither, or the installed Keras has none of them.
+        ValueError: If an inner optimizer averages or accumulates, has a function as rate, or counts
+            other steps than the others, or a variable of the model is unknown to it.
+
+    Example:
+    >>> import keras, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, name="encoder"),
+    ...                           keras.layers.Dense(2, name="head")])
+    >>> if hasattr(keras.optimizers, "MultiOptimizer"):
+    ...     inner = keras.optimizers.OptimizerMap(
+    ...         keras.optimizers.SGD(0.5), {".*encoder/.*": keras.optimizers.Adam(0.25)})
+    ...     optimizer = kgo.from_multi_optimizer(inner, model)
+    ...     assert [group.name for group in optimizer.plan.groups] == ["encoder", "default"]
+    """
+    multi = _unwrap(optimizer)
+    names = _names(multi)
+    variables = list(model.trainable_variables)
+    paths = {info.identity: info.path for info in layer_paths.describe_model(model).infos}
+    members: dict[int, list[Any]] = {}
+    inners: dict[int, Any] = {}
+    unknown = []
+    for variable in variables:
+        inner = _inner_of(multi, variable)
+        if inner is None:
+            unknown.append(paths[id(variable)])
+            continue
+        inners[id(inner)] = inner
+        members.setdefault(id(inner), []).append(variable)
+    if unknown:
+        raise ValueError(
+            "`optimizer` must know every trainable variable of `model`. Received: unknown "
+            f"{text.listing(unknown)}. Convert it before they become trainable, then call "
+            "`optimizer.rebuild(model)`."
+        )
+    default = getattr(_map_of(multi), "default_optimizer", None)
+    # The default's rate first: it becomes the base where that is exact.
+    ordered = sorted(inners.values(), key=lambda inner: inner is not default)
+    base, rates = _rates(ordered, names)
+    groups = [
+        Group(
+            name,
+            None
+            if name == DEFAULT_GROUP
+            else selectors.variables(*(paths[id(v)] for v in members[id(inner)])),
+            rule=rule_of(inner),
+            **rates[id(inner)],
+            **_decay_and_clipping(inner, members[id(inner)], paths, name),
+        )
+        for inner in inners.values()
+        for name in [names(inner)]
+    ]
+    converted = GroupedOptimizer(
+        sorted(groups, key=lambda group: group.name == DEFAULT_GROUP),
+        model=model,
+        rule=rule_of(ordered[0]),
+        learning_rate=base,
+        loss_scale_factor=getattr(multi, "loss_scale_factor", None),
+    )
+    owners = {id(v): inners[key] for key, owned in members.items() for v in owned}
+    if any(inner.built for inner in inners.values()):
+        copy_state(converted, model, owners, strict=True)
+    return converted
+
+
+def from_optimizer(optimizer: Any, model: Any, groups: Any = None) -> GroupedOptimizer:
+    """Turns one Keras optimizer into a `GroupedOptimizer`, with its state.
+
+    Its rule, rate, decay, exclusions and clipping become those of the whole. Without `groups` the
+    next steps are the same. State comes along where a group has the optimizer's class and slots of
+    the same shapes; other groups start fresh, on the schedule's present step.
+
+    Args:
+        optimizer: A Keras optimizer (also inside a `LossScaleOptimizer`), built or not.
+        model: The model it trains.
+        groups: As for `GroupedOptimizer`. Default: one group.
+
+    Returns:
+        A `GroupedOptimizer`, built if `optimizer` was. Compile the model with it.
+
+    Raises:
+        TypeError: If it is no Keras optimizer with an algorithm of its own.
+        ValueError: If it averages or accumulates, or `groups` do not fit the model.
+
+    Example:
+    >>> import keras, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
+    >>> kgo.from_optimizer(keras.optimizers.Adam(0.25), model).plan["default"].group.rule
+    rule(adam)
+    """
+    inner = unwrap(optimizer)
+    where = "`from_optimizer`"
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`optimizer` must be a Keras optimizer. Received: "
+            f"optimizer={inner!r} of type {type(inner).__name__}."
+        )
+    rule_class(rule_of(inner), where)
+    variables = list(model.trainable_variables)
+    paths = {info.identity: info.path for info in layer_paths.describe_model(model).infos}
+    options = _decay_and_clipping(inner, variables, paths, where)
+    if "weight_decay" not in options:
+        # Groups that decay themselves keep to the usual exclusion.
+        options.pop("exclude_from_decay", None)
+    converted = GroupedOptimizer(
+        () if groups is None else groups,
+        model=model,
+        rule=rule_of(inner),
+        learning_rate=compat.declared_learning_rate(inner),
+        loss_scale_factor=inner.loss_scale_factor,
+        **options,
+    )
+    if inner.built:
+        known = {id(variable) for variable in compat.built_variables(inner)}
+        owners = {id(v): inner for v in variables if id(v) in known}
+        copy_state(converted, model, owners, strict=groups is None)
+    return converted
+
+
+def _unwrap(optimizer: Any) -> Any:
+    optimizer = unwrap(optimizer)
+    classes = [getattr(keras.optimizers, name, None) for name in ("MultiOptimizer", "OptimizerMap")]
+    known = tuple(cls for cls in classes if cls is not None)
+    if not isinstance(optimizer, known):
+        has = "" if known else f" Keras {keras.__version__} has neither."
+        raise TypeError(
+            "`optimizer` must be a `keras.optimizers.MultiOptimizer` or `OptimizerMap`. Received: "
+            f"optimizer={optimizer!r} of type {type(optimizer).__name__}.{has} For one Keras "
+            "optimizer use `kgo.from_optimizer`."
+        )
+    return optimizer
+
+
+def _map_of(multi: Any) -> Any:
+    return multi if hasattr(multi, "default_optimizer") else compat.optimizer_map_of(multi)
+
+
+def _inner_of(multi: Any, variable: Any) -> Any:
+    if multi is _map_of(multi):
+        return multi(variable)
+    return compat.inner_optimizer_of(multi, variable)
+
+
+def _names(multi: Any) -> Any:
+    """Returns a function that names the group of an inner optimizer, after its key in the map."""
+    mapping = _map_of(multi)
+    items = list(mapping.items()) if isinstance(mapping, Mapping) else []
+    default = getattr(mapping, "default_optimizer", None)
+    given: dict[int, str] = {} if default is None else {id(default): DEFAULT_GROUP}
+
+    def name_of(inner: Any) -> str:
+        if id(inner) not in given:
+            keys = [key for key, value in items if value is inner]
+            plain = [re.sub(r"[^\w-]+", "_", key, flags=re.ASCII).strip("_") for key in keys]
+            base = next(filter(None, plain), rule_of(inner).label)
+            taken, name, count = {DEFAULT_GROUP, *given.values()}, base, 1
+            while name in taken:
+                count += 1
+                name = f"{base}_{count}"
+            given[id(inner)] = name
+        return given[id(inner)]
+
+    return name_of
+
+
+def _rates(inners: Sequence[Any], names: Any) -> tuple[Any, dict[int, dict[str, Any]]]:
+    """Returns the base rate, and per inner optimizer what its group says about its rate."""
+    declared = {id(inner): compat.declared_learning_rate(inner) for inner in inners}
+    for inner in inners:
+        rate = declared[id(inner)]
+        if callable(rate) and not hasattr(rate, "get_config"):
+            raise ValueError(
+                "The rate of an inner optimizer must be a number or a schedule. Received: "
+                f'{rate!r} for "{names(inner)}". Make it a '
+                "`keras.optimizers.schedules.LearningRateSchedule`."
+            )
+    numbers = {key: rate for key, rate in declared.items() if not callable(rate)}
+    first = declared[id(inners[0])]
+    if callable(first):
+        # As the base it is what later variables follow.
+        return first, {
+            key: {}
+            if rate is first
+            else {"learning_rate": rate if callable(rate) else constant(rate)}
+            for key, rate in declared.items()
+        }
+    base, ratios = exact_rates.split(list(numbers.values()))
+    found: dict[int, dict[str, Any]] = {
+        key: {"learning_rate_ratio": ratio} for key, ratio in zip(numbers, ratios, strict=True)
+    }
+    return base, found | {
+        key: {"learning_rate": rate} for key, rate in declared.items() if callable(rate)
+    }
+
+
+def _decay_and_clipping(
+    inner: Any, variables: Sequence[Any], paths: Mapping[int, str], name: str
+) -> dict[str, Any]:
+    for option in _ON_WHOLE:
+        if getattr(inner, option, None):
+            raise ValueError(
+                f"`{option}` must not be set on an optimizer that is converted. Received: "
+                f'{option}={getattr(inner, option)!r} on {type_of(inner).__name__} ("{name}"). Its '
+                f"meaning is that of {WHOLE_ONLY[option]}."
+            )
+    found = {
+        limit: getattr(inner, limit)
+        for limit in ("clipnorm", "clipvalue", "global_clipnorm")
+        if getattr(inner, limit) is not None
+    }
+    decay = getattr(inner, "weight_decay", None)
+    if not decay:
+        return found
+    kept = [paths[id(v)] for v in variables if not compat.is_decayed(inner, v)]
+    if len(kept) == len(variables):
+        return found
+    found["weight_decay"] = decay
+    found["exclude_from_decay"] = selectors.variables(*kept) if kept else ()
+    return found

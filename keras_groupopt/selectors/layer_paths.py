@@ -1,0 +1,295 @@
+"""A model's layers turned into paths: the only reader of Keras' layer tree.
+
+`variable.path` says where a variable was made, not where it sits: a backbone nested in a model
+keeps `Conv1/kernel`. Here the path is found by walking down from the model, and automatic names are
+counted per parent, so the same code gives the same paths in every process. Walking reads and never
+writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import keras
+
+from keras_groupopt.base import compat
+from keras_groupopt.selectors.layer_names import automatic_bases, number_siblings, snake_case
+from keras_groupopt.selectors.variable_info import LayerInfo, VariableCatalog, VariableInfo
+
+__all__ = ["describe_model", "describe_variables", "layers"]
+
+# A layer may sit in many places, and a chain of layers that each hold the next one twice would have
+# exponentially many paths; beyond this many places of one layer no more aliases are collected.
+_MOST_PLACES = 256
+
+_Names = tuple[str, ...]
+
+
+def layers(model: keras.Layer) -> Iterator[keras.Layer]:
+    """Yields a model and all layers below it, each once, from the top down."""
+    seen: set[int] = set()
+    pending = [model]
+    while pending:
+        layer = pending.pop()
+        if id(layer) not in seen:
+            seen.add(id(layer))
+            yield layer
+            pending += reversed(compat.child_layers(layer))
+
+
+def describe_model(model: keras.Layer) -> VariableCatalog:
+    """Describes every weight of a model, trainable or not, by its layer path.
+
+    The order is that of `model.weights`, so trainable ones stand as in `model.trainable_variables`.
+    States of random generators are left out. A shared variable has one canonical path, the first on
+    the way down; its other places are aliases, as is `variable.path`.
+
+    Args:
+        model: A Keras model (or layer) that is built. Layers in it that were never built have no
+            variables; their paths are kept in `unbuilt_layers`.
+
+    Returns:
+        The catalog of its variables.
+
+    Raises:
+        TypeError: If `model` is not a Keras model or layer.
+        ValueError: If `model` is not built and layers in it are not either.
+
+    Example:
+    >>> import keras
+    >>> backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)], name="backbone")
+    >>> model = keras.Sequential([backbone, keras.layers.Dense(2, name="head")])
+    >>> describe_model(model).paths
+    ('backbone/dense/kernel', 'backbone/dense/bias', 'head/kernel', 'head/bias')
+    """
+    if not isinstance(model, keras.Layer):
+        raise TypeError(
+            "`model` must be a Keras model or layer. "
+            f"Received: model={model!r} (of type {type(model).__name__})."
+        )
+    walk = _Walk()
+    walk.enter(model, "", ())
+    # A model may be used by its parts alone and never say that it is built.
+    if not model.built and (walk.unbuilt or not walk.places):
+        missing = ", ".join(map(repr, walk.unbuilt[:5])) or "any layer"
+        raise ValueError(
+            "`model` must be built before its variables can be named. "
+            f"Received: model named {model.name!r}, without variables for {missing}. "
+            "Call `model.build(input_shape)`, call it once on a batch, or start it with "
+            "`keras.Input`."
+        )
+    weights = {id(variable): variable for variable in model.weights}
+    trainable = {id(variable): variable for variable in model.trainable_variables}
+    variables = {**weights, **trainable}
+    strays = [variable for key, variable in variables.items() if key not in walk.places]
+    # A class may list weights it does not hold; they are named by Keras' path alone.
+    taken = {place.path for places in walk.places.values() for place in places}
+    for variable, info in zip(strays, describe_variables(strays), strict=True):
+        path = _untaken(info.path, taken)
+        walk.places[id(variable)] = [_Place(path, path.split("/")[-1], ())]
+    infos = [
+        _variable_info(variable, walk.places[key], key in trainable)
+        for key, variable in variables.items()
+    ]
+    return VariableCatalog(tuple(infos), unbuilt_layers=tuple(walk.unbuilt))
+
+
+def describe_variables(variables: Iterable[keras.Variable]) -> VariableCatalog:
+    """Describes variables without a model, by `variable.path` with automatic names renumbered.
+
+    Such paths lack the parents of nested models and change when a Sequential model is loaded, hence
+    `provisional`. Where Keras gives several variables one path, the owner's name gets `@1`, `@2`.
+
+    Args:
+        variables: Keras variables, in the order the optimizer is given them.
+
+    Returns:
+        A provisional catalog, in the same order.
+
+    Raises:
+        TypeError: If one is no variable.
+
+    Example:
+    >>> import keras
+    >>> layer = keras.layers.Dense(2, name="head")
+    >>> layer.build((None, 3))
+    >>> describe_variables(layer.weights).paths
+    ('head/kernel', 'head/bias')
+    """
+    variables = list(variables)
+    raw_paths = [tuple(_keras_path(variable).split("/")) for variable in variables]
+    levels = _levels_below(raw_paths)
+    infos = []
+    taken: set[str] = set()
+    for variable, raw, path in zip(
+        variables, raw_paths, _tell_apart(_renamed(raw_paths, levels)), strict=True
+    ):
+        layers = tuple(
+            LayerInfo(
+                name,
+                "/".join(path[: level + 1]),
+                raw_name=raw[level],
+                automatic=levels[raw[:level]][raw[level]][1],
+            )
+            for level, name in enumerate(path[:-1])
+        )
+        full = _untaken("/".join(path), taken)
+        place = _Place(full, full.split("/")[-1], layers)
+        infos.append(_variable_info(variable, [place], bool(variable.trainable)))
+    return VariableCatalog(tuple(infos), provisional=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    path: str
+    name: str
+    layers: tuple[LayerInfo, ...]
+
+
+@dataclass
+class _Walk:
+    """Collects the places of every variable, in the order of the way down."""
+
+    places: dict[int, list[_Place]] = field(default_factory=dict)
+    unbuilt: list[str] = field(default_factory=list)
+    _entered: dict[int, int] = field(default_factory=dict)
+    _open: set[int] = field(default_factory=set)
+    _children: dict[int, list[tuple[keras.Layer, str, bool]]] = field(default_factory=dict)
+    _class_names: dict[type, tuple[str, ...]] = field(default_factory=dict)
+
+    def enter(self, layer: keras.Layer, prefix: str, layers: tuple[LayerInfo, ...]) -> None:
+        key = id(layer)
+        entered = self._entered.get(key, 0)
+        # A layer that holds one above it would lead round for ever.
+        if key in self._open or entered >= _MOST_PLACES:
+            return
+        self._entered[key] = entered + 1
+        self._open.add(key)
+        own = compat.own_variables(layer)
+        if not layer.built and not own and not entered and prefix:
+            self.unbuilt.append(prefix[:-1])
+        names = _variable_names(tuple(variable.name for variable in own))
+        for variable, name in zip(own, names, strict=True):
+            self.places.setdefault(id(variable), []).append(_Place(prefix + name, name, layers))
+        for child, name, automatic in self._named_children(layer):
+            path = prefix + name
+            classes = self._classes(type(child))
+            info = LayerInfo(name, path, classes, id(child), child.name, automatic)
+            self.enter(child, path + "/", (*layers, info))
+        self._open.discard(key)
+
+    def _named_children(self, layer: keras.Layer) -> list[tuple[keras.Layer, str, bool]]:
+        """The children of a layer, their names in the path, and whether Keras chose them."""
+        if id(layer) not in self._children:
+            children = compat.child_layers(layer)
+            names = [child.name for child in children]
+            bases = automatic_bases(names, [{snake_case(type(c).__name__)} for c in children])
+            automatic = [base is not None for base in bases]
+            numbered = number_siblings(names, bases)
+            self._children[id(layer)] = list(zip(children, numbered, automatic, strict=True))
+        return self._children[id(layer)]
+
+    def _classes(self, cls: type) -> tuple[str, ...]:
+        if cls not in self._class_names:
+            self._class_names[cls] = tuple(compat.layer_class_names(cls))
+        return self._class_names[cls]
+
+
+def _variable_info(variable: Any, places: list[_Place], trainable: bool) -> VariableInfo:
+    first, *others = places
+    paths = [place.path for place in places]
+    keras_path = _keras_path(variable)
+    keras_path = "" if keras_path in paths else keras_path
+    aliases = [*paths[1:], keras_path] if keras_path else paths[1:]
+    above = {layer.path: layer for place in others for layer in place.layers}
+    for layer in first.layers:
+        above.pop(layer.path, None)
+    return VariableInfo(
+        path=first.path,
+        name=first.name,
+        shape=tuple(variable.shape),
+        dtype=keras.backend.standardize_dtype(variable.dtype),
+        trainable=trainable,
+        aliases=tuple(aliases),
+        layers=first.layers,
+        identity=id(variable),
+        keras_path=keras_path,
+        alias_layers=tuple(above.values()),
+    )
+
+
+def _keras_path(variable: Any) -> str:
+    """Returns `variable.path`, or the name of a `tf.Variable`, which has no path."""
+    path = getattr(variable, "path", None)
+    if path is None and hasattr(variable, "assign") and isinstance(variable.name, str):
+        path = variable.name.partition(":")[0].strip("/")
+    if not isinstance(path, str):
+        raise TypeError(
+            "Variables must be Keras variables. Received: an object of type "
+            f"{type(variable).__module__}.{type(variable).__name__}. Use "
+            "`model.trainable_variables`, or make variables by `keras.Variable`."
+        )
+    return path
+
+
+@lru_cache(maxsize=1024)
+def _variable_names(names: _Names) -> _Names:
+    """Names of the variables of one owner; Keras calls those without a name `variable`, `_n`."""
+    return tuple(number_siblings(names, automatic_bases(names, [{"variable"}] * len(names))))
+
+
+def _untaken(path: str, taken: set[str]) -> str:
+    """Returns `path`, with `@n` if it is taken, and takes it."""
+    unique, occurrence = path, 1
+    while unique in taken:
+        occurrence += 1
+        unique = f"{path}@{occurrence}"
+    taken.add(unique)
+    return unique
+
+
+def _levels_below(paths: list[_Names]) -> dict[_Names, dict[str, tuple[str, bool]]]:
+    """For each parent its children: their numbered names, and whether they were automatic."""
+    # Which class a name is of can't be seen in a path; any layer of this process may have made it.
+    known = {snake_case(cls.__name__) for cls in compat.layer_classes()} | {"variable"}
+    children: dict[_Names, dict[str, None]] = {}
+    for path in paths:
+        for level, name in enumerate(path):
+            children.setdefault(path[:level], {})[name] = None
+    result = {}
+    for parent, below in children.items():
+        names = list(below)
+        bases = automatic_bases(names, [known] * len(names))
+        automatic = [base is not None for base in bases]
+        numbered = zip(number_siblings(names, bases), automatic, strict=True)
+        result[parent] = dict(zip(names, numbered, strict=True))
+    return result
+
+
+def _renamed(
+    paths: list[_Names], levels: dict[_Names, dict[str, tuple[str, bool]]]
+) -> list[_Names]:
+    return [
+        tuple(levels[path[:level]][name][0] for level, name in enumerate(path)) for path in paths
+    ]
+
+
+def _tell_apart(paths: list[_Names]) -> list[_Names]:
+    """Numbers the owners (or the variables, if they have none) of paths that are equal."""
+    occurrences: dict[_Names, int] = {}
+    order = []
+    for path in paths:
+        occurrences[path] = occurrences.get(path, 0) + 1
+        order.append(occurrences[path])
+    repeated = {path[:-1] or path for path, count in occurrences.items() if count > 1}
+    result = []
+    for path, occurrence in zip(paths, order, strict=True):
+        if path[:-1] in repeated:
+            path = (*path[:-2], f"{path[-2]}@{occurrence}", path[-1])
+        elif path in repeated:
+            path = (*path[:-1], f"{path[-1]}@{occurrence}")
+        result.append(path)
+    return result

@@ -1,0 +1,113 @@
+"""Gradient accumulation: the mean gradient of several micro-batches as that of one batch.
+
+With micro-batches `i = 1 … N` of gradients `g_i` and weights `n_i` (sample counts, else 1):
+
+    a ← a + n_i · g_i,   m ← m + n_i          after each micro-batch
+    g = a / m                                 after the N-th; then a ← 0, m ← 0
+
+in float32. Everything else (clipping, decay, rules, schedules, averages) sees only `g`, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from keras import ops
+
+from keras_groupopt.base.checks import check_count, check_number
+
+Tensor = Any
+
+
+class Window:
+    """What a built optimizer keeps for accumulation, beside one variable per weight.
+
+    Args:
+        steps: Micro-batches per optimizer step, at least 2.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.count: Any = None
+        self.weight: Any = None
+        # Whether sample counts come with the gradients; `None` until the first of a window.
+        self.weighted: bool | None = None
+
+    def make_variables(self, optimizer: Any) -> None:
+        """Makes the count and the weight of the open window, owned by the outer optimizer."""
+        self.count = _scalar(optimizer, "micro_batches", "int32")
+        self.weight = _scalar(optimizer, "accumulated_weight", "float32")
+
+    def expect(self, samples: Tensor | None) -> None:
+        """Notes whether sample counts come, and refuses a window of both kinds.
+
+        Raises:
+            ValueError: If a micro-batch of the window came the other way.
+        """
+        weighted = samples is not None
+        if self.weighted is not None and self.weighted != weighted:
+            raise ValueError(
+                "`sample_count` must come with every micro-batch of a window or with none. "
+                f"Received: one {'with' if weighted else 'without'} it after micro-batches "
+                f"{'without' if weighted else 'with'} it. Call `optimizer.flush()` in between."
+            )
+        self.weighted = weighted
+
+    def count_in(self, weight: Tensor | None, keep: Tensor | None) -> None:
+        """Counts one micro-batch.
+
+        Args:
+            weight: Its sample count; `None` where micro-batches count alike.
+            keep: Whether it was added, a boolean scalar; `None` for yes.
+        """
+        one = 1 if keep is None else ops.cast(keep, "int32")
+        self.count.assign_add(one)
+        added = 1.0 if weight is None else weight
+        if keep is not None:
+            added = ops.where(keep, added, 0.0)
+        self.weight.assign_add(ops.cast(added, "float32"))
+
+    def mean(self, accumulators: Sequence[Any]) -> list[Tensor]:
+        """Returns the mean gradients of the window."""
+        # A window of no samples has no gradient, rather than 0 / 0.
+        weight = ops.maximum(ops.convert_to_tensor(self.weight), 1e-30)
+        return [
+            ops.convert_to_tensor(accumulator) / ops.cast(weight, accumulator.dtype)
+            for accumulator in accumulators
+        ]
+
+    def reset(self, accumulators: Sequence[Any]) -> None:
+        """Empties the window."""
+        for variable in (self.count, self.weight, *accumulators):
+            variable.assign(ops.zeros_like(ops.convert_to_tensor(variable)))
+
+
+def _scalar(optimizer: Any, name: str, dtype: str) -> Any:
+    return optimizer.add_variable(
+        shape=(), initializer="zeros", dtype=dtype, aggregation="only_first_replica", name=name
+    )
+
+
+def check_steps(value: Any, where: str) -> int | None:
+    """Returns `gradient_accumulation_steps` as an int of at least 2, or `None`."""
+    if value is None:
+        return None
+    return check_count("gradient_accumulation_steps", value, 2, where=where)
+
+
+def check_samples(value: Any) -> Tensor | None:
+    """Returns `sample_count` as a tensor, or `None`."""
+    if value is None:
+        return None
+    if ops.is_tensor(value):
+        if tuple(value.shape) != ():
+            raise ValueError(
+                "`sample_count` must be a scalar. Received: sample_count of shape "
+                f"{tuple(value.shape)} in `apply`. Pass the number of samples of the whole "
+                "micro-batch."
+            )
+        return value
+    return ops.convert_to_tensor(
+        check_number("sample_count", value, where="`apply`", positive=True), "float32"
+    )

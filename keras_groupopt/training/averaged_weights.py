@@ -1,0 +1,304 @@
+"""The averages in the weights' place: for a while, in a file, and out of a file.
+
+A file that Keras saves while training holds the weights, and the averages within the optimizer's
+state: a run resumes from it exactly. A file saved while the averages are in the weights' place is
+an export: it holds no optimizer state, as a run resumed from it would go on from weights it was
+never at.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from keras import ops
+
+from keras_groupopt import backend, checkpoint
+from keras_groupopt.base import text
+from keras_groupopt.base.unwrap import unwrap
+from keras_groupopt.optimizer import model_files
+from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
+from keras_groupopt.selectors import layer_paths as walk
+from keras_groupopt.step import averages as averaging
+from keras_groupopt.step.averages import Averages
+from keras_groupopt.training import batch_norm
+
+_AVERAGE = "/@average"
+
+
+@contextlib.contextmanager
+def averaged_weights(model: Any) -> Iterator[None]:
+    """Puts the averages into the model for the length of a `with` block.
+
+    Afterwards, also after an exception or Ctrl-C, the weights and the statistics of batch
+    normalization are what they were, bit for bit: all goes by copy, the averages stay where they
+    are. Weights without an average (of frozen groups) stay. Statistics that
+    `kgo.UseAveragedWeights` averaged go in too; otherwise call `kgo.update_batch_norm` within the
+    block. Averages are cast to weights of lower precision. Within the block another one does
+    nothing. A file saved within holds the averages and no optimizer state.
+
+    Args:
+        model: A model compiled with a built `GroupedOptimizer(ema=...)`.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        TypeError: If the model has another optimizer.
+        ValueError: If the optimizer is not built or keeps no averages; after the block, if the
+            model was trained in it. The weights are those of before then.
+
+    Example:
+
+    >>> import keras, numpy as np, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    >>> model.compile(kgo.GroupedOptimizer(ema=kgo.EMA(0.9)), loss="mse")
+    >>> x, y = np.ones((8, 4)), np.ones((8, 2))
+    >>> _ = model.fit(x, y, verbose=0)
+    >>> raw = model.get_weights()
+    >>> with kgo.averaged_weights(model):
+    ...     loss = model.evaluate(x, y, verbose=0)
+    >>> all((old == new).all() for old, new in zip(raw, model.get_weights()))
+    True
+    """
+    optimizer, averages = averages_of(model, "averaged_weights")
+    if averages.in_weights:
+        yield
+        return
+    synchronize(model)
+    pairs = [*optimizer.average_pairs(), *statistics_pairs(model, averages)]
+    replaced = {id(variable): variable for _, variable in pairs}
+    replaced |= {id(variable): variable for variable in batch_norm.statistics(model)}
+    raw = [(variable, ops.copy(ops.convert_to_tensor(variable))) for variable in replaced.values()]
+    before = backend.on_host(optimizer.iterations)
+    try:
+        averages.in_weights = True
+        with _no_state_saved_around(model.optimizer, optimizer):
+            averaging.copy_into_weights(pairs)
+            yield
+    finally:
+        # What `evaluate` on JAX has not given back yet would overwrite the weights later.
+        synchronize(model)
+        try:
+            _put_back(raw)
+        except BaseException:
+            _put_back(raw)
+            raise
+        finally:
+            averages.in_weights = False
+    done = backend.on_host(optimizer.iterations) - before
+    if done:
+        raise ValueError(
+            "`averaged_weights` must not be trained in: the steps would start from averages. "
+            f"Received: {done} optimizer steps. The weights are "
+            "those of before, the optimizer's state is not. Call `fit` outside of the block."
+        )
+
+
+def save_averaged(model: Any, path: str | os.PathLike[str]) -> None:
+    """Saves the model with the averages as its weights, for use: an export.
+
+    The file holds no optimizer state, so a run that starts from it is a new one. To resume a run,
+    save it with `model.save`: that file holds weights and averages. Where this package is not
+    installed, load the export with `keras.saving.load_model(path, compile=False)`.
+
+    Args:
+        model: A model compiled with a built `GroupedOptimizer(ema=...)`.
+        path: A file to write, which ends in `.keras`, or in `.weights.h5` for weights alone.
+
+    Raises:
+        TypeError: If the model has another optimizer.
+        ValueError: If `path` ends otherwise, or the optimizer is not built or keeps no averages.
+
+    Example:
+
+    >>> import keras, numpy as np, keras_groupopt as kgo, os, tempfile
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    >>> model.compile(kgo.GroupedOptimizer(ema=kgo.EMA(0.9)), loss="mse")
+    >>> _ = model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "averaged.keras")
+    ...     kgo.save_averaged(model, path)
+    ...     averaged = keras.saving.load_model(path)
+    """
+    path = _checked(path)
+    with averaged_weights(model):
+        if path.endswith(".keras"):
+            model.save(path)
+        else:
+            model.save_weights(path, overwrite=True)
+
+
+def load_averages(model: Any, path: str | os.PathLike[str]) -> None:
+    """Gives a model the averages in a file as its weights, to use it or to start a new run.
+
+    Weights without an average (of frozen groups) are the file's; so are statistics of batch
+    normalization, averaged where `kgo.UseAveragedWeights` did. No optimizer state is loaded.
+
+    Args:
+        model: A built model of the same layers; whether and how it is compiled does not matter.
+        path: A `.keras` or `.weights.h5` file of a model with a `GroupedOptimizer(ema=...)`, as
+            `model.save`, `ModelCheckpoint` or `BackupAndRestore` write it.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it cannot be read, holds no averages, or does not fit the model. The model
+            is as it was then.
+
+    Example:
+
+    >>> import keras, numpy as np, keras_groupopt as kgo, os, tempfile
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    >>> model.compile(kgo.GroupedOptimizer(ema=kgo.EMA(0.9)), loss="mse")
+    >>> _ = model.fit(np.ones((8, 4)), np.ones((8, 2)), verbose=0)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "run.keras")
+    ...     model.save(path)
+    ...     kgo.load_averages(model, path)
+    """
+    saved = model_files.read_state(path)
+    factors = [] if saved is None else checkpoint.without_lora_averages(saved)[1]
+    if factors:
+        raise ValueError(
+            "`path` must be a file of a model without LoRA. Received: "
+            f"path={os.fspath(path)!r}, with {text.listing(factors)}. Keras saves such a layer "
+            "merged into its kernel, which averages of the factors do not fit. Export the averages "
+            "with `kgo.save_averaged(model, path)`."
+        )
+    found = [] if saved is None else _averages_among(saved, model)
+    if not found:
+        raise ValueError(
+            f"`path` must be a file with averages. Received: path={os.fspath(path)!r}, without. "
+            "A file of `kgo.save_averaged` has them as its weights: `kgo.load_weights(model, "
+            "path)` loads them."
+        )
+    model_files.load_weights(model, path, optimizer=False)
+    for variable, value in found:
+        variable.assign(ops.cast(ops.convert_to_tensor(value), variable.dtype))
+
+
+def averages_of(model: Any, asked: str) -> tuple[GroupedOptimizer, Averages]:
+    """Returns a model's optimizer, and what it keeps for averages.
+
+    Raises:
+        TypeError: If it is no `GroupedOptimizer`.
+        ValueError: If it is not built, or keeps no averages.
+    """
+    optimizer = unwrap(getattr(model, "optimizer", None))
+    if not isinstance(optimizer, GroupedOptimizer):
+        raise TypeError(
+            f"`{asked}` needs a model compiled with a GroupedOptimizer. Received: "
+            f"{type(optimizer).__name__}. Call "
+            "`model.compile(kgo.GroupedOptimizer(ema=kgo.EMA(0.999)), ...)`."
+        )
+    averages = optimizer._built_parts(asked).averages
+    if averages is None:
+        raise ValueError(
+            f"`{asked}` needs an optimizer with averages. Received: one without. Make it with "
+            "`GroupedOptimizer(ema=kgo.EMA(0.999))`."
+        )
+    return optimizer, averages
+
+
+def statistics_pairs(model: Any, averages: Averages, make: bool = False) -> list[averaging.Pair]:
+    """Returns averages of BatchNorm statistics and their variables.
+
+    Args:
+        model: The model.
+        averages: What its optimizer keeps.
+        make: Whether to make those that are missing, as copies of the statistics.
+    """
+    own = batch_norm.statistics(model) if make or averages.statistics else []
+    if not own:
+        return []
+    paths = {info.identity: info.path for info in walk.describe_model(model).infos}
+    pairs = []
+    if make:
+        present = {paths[id(variable)] for variable in own}
+        for path in averages.statistics.keys() - present:
+            del averages.statistics[path]
+    for variable in own:
+        path = paths[id(variable)]
+        if make and path not in averages.statistics:
+            averages.add_statistics(path, variable)
+        if path in averages.statistics:
+            pairs.append((averages.statistics[path], variable))
+    return pairs
+
+
+def _put_back(values: list[tuple[Any, Any]]) -> None:
+    for variable, value in values:
+        variable.assign(value)
+
+
+def synchronize(model: Any) -> None:
+    """Attaches the state to the variables, which `fit` on JAX holds during an epoch."""
+    synchronize = getattr(model, "jax_state_sync", None)
+    if synchronize is not None:
+        synchronize()
+
+
+@contextlib.contextmanager
+def _no_state_saved_around(outer: Any, optimizer: Any) -> Iterator[None]:
+    """Keeps a `LossScaleOptimizer` from saving the state inside it, which Keras' own would."""
+    if outer is optimizer:
+        yield
+        return
+    outer.save_own_variables = lambda store: None
+    try:
+        yield
+    finally:
+        del outer.save_own_variables
+
+
+def _checked(path: str | os.PathLike[str]) -> str:
+    path = os.fspath(path)
+    if not path.endswith((".keras", ".weights.h5")):
+        raise ValueError(f"`path` must end in `.keras` or `.weights.h5`. Received: path={path!r}.")
+    return path
+
+
+def _averages_among(saved: checkpoint.Saved, model: Any) -> list[tuple[Any, np.ndarray]]:
+    """Returns variables of the model and their saved averages.
+
+    Raises:
+        ValueError: If there is one that does not fit.
+    """
+    catalog = walk.describe_model(model)
+    variables = {id(variable): variable for variable in model.variables}
+    layer_paths = {info.path: variables.get(info.identity) for info in catalog.infos}
+    paths = layer_paths
+    if saved.manifest.get("provisional"):
+        # The optimizer that was saved knew no model, and so no layer paths.
+        trainable = model.trainable_variables
+        infos = walk.describe_variables(trainable).infos
+        paths = {info.path: v for info, v in zip(infos, trainable, strict=True)}
+    found, differences = [], []
+    for key, value in saved.values.items():
+        if key.endswith(_AVERAGE):
+            # The group's name, which has no slash, comes before the path.
+            known = paths
+            path: str | None = key.partition("/")[2].removesuffix(_AVERAGE)
+        else:
+            path, known = averaging.statistics_path(key), layer_paths
+        if path is None:
+            continue
+        variable = known.get(path)
+        if variable is None:
+            near = difflib.get_close_matches(path, list(known), n=1)
+            said = f" (nearest: {near[0]})" if near else ""
+            differences.append(f"{path} is not in the model{said}")
+        elif tuple(value.shape) != tuple(variable.shape):
+            differences.append(f"{path}: saved as {list(value.shape)}, now {list(variable.shape)}")
+        else:
+            found.append((variable, value))
+    if differences:
+        raise ValueError(
+            "The averages in the file must fit the model. Nothing was loaded. First differences:"
+            f"\n  {text.first_lines(differences)}"
+        )
+    return found

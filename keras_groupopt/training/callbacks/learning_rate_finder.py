@@ -1,0 +1,379 @@
+"""A search for learning rates: a short sweep per group, after which nothing has changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from keras_groupopt import backend
+from keras_groupopt.base import text
+from keras_groupopt.base.checks import check_count, check_number
+from keras_groupopt.base.unwrap import unwrap
+from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
+from keras_groupopt.optimizer.loss_scale import LossScaleOptimizer
+from keras_groupopt.plan.views.finder_result import RateCurve, RateCurves
+from keras_groupopt.training.callbacks.rate_sweeps import GroupRates, OneRate
+from keras_groupopt.training.callbacks.snapshot import Snapshot
+
+_WHERE = "LearningRateFinder"
+# Batches in a row without a step, as gradients are not finite, after which a sweep ends.
+_MOST_SKIPPED = 64
+
+
+class LearningRateFinder:
+    """Finds learning rates to start from: sweeps the rate up until the loss diverges.
+
+    With `n = steps` it makes optimizer steps at the rates
+
+        rate_i = minimum · (maximum / minimum)^(i / (n − 1)),  i = 0 … n − 1
+
+    and takes as the loss of a rate that of the batch after its step. There is a curve for each
+    group, in which that group moves at the swept rate and the others stand still; and one for all
+    groups together, in which the base rate is swept and ratios hold. Groups with a rate of their
+    own do not follow the base: they keep it there. Schedules stand still at the present step, and
+    are swept like numbers: what is found is the peak to give them. Those with `total_steps="fit"`
+    need no `fit` before.
+
+    Afterwards model and optimizer are what they were, bit for bit, also after an exception or
+    Ctrl-C: weights, statistics of batch normalization, metrics, seeds, all state and counters of
+    the optimizer, and the generators of Python, NumPy and torch. An optimizer that was not built
+    is not built afterwards; where a `LossScaleOptimizer` of Keras is around it, it stays built, at
+    step 0. All is kept on the host meanwhile. The step is compiled once for all curves.
+
+    With a plain Keras optimizer, whose rate must be a number, there is one curve.
+
+    Args:
+        minimum: The first rate, positive.
+        maximum: The last rate, above `minimum`.
+        steps: The optimizer steps of each curve, at least 3.
+        groups: Names of the groups to sweep; `None` among them stands for all together. Default:
+            every group that moves, if there are several, and all together.
+        smoothing: `β` of the mean that smooths the losses, in [0, 1).
+        divergence: A sweep ends where the smoothed loss is above the lowest one by
+            `divergence − 1` times that; above 1.
+
+    Raises:
+        ValueError: If a value is out of range.
+        TypeError: If an argument is of the wrong type.
+
+    Example:
+
+    >>> import keras, numpy as np, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, name="backbone"),
+    ...                           keras.layers.Dense(2, name="head")])
+    >>> model.compile(kgo.GroupedOptimizer({"backbone": "backbone"}, model=model), loss="mse")
+    >>> x = np.random.default_rng(0).normal(size=(64, 4))
+    >>> found = kgo.LearningRateFinder(steps=40).find(model, x, x[:, :2], batch_size=16)
+    >>> list(found.curves)
+    ['backbone', 'default', None]
+    >>> model.optimizer.built, 1e-4 < found.learning_rate < 1
+    (False, True)
+
+    Reference:
+        Smith 2015, arXiv:1506.01186.
+    """
+
+    def __init__(
+        self,
+        minimum: float = 1e-7,
+        maximum: float = 10.0,
+        steps: int = 100,
+        groups: Sequence[str | None] | None = None,
+        smoothing: float = 0.9,
+        divergence: float = 4.0,
+    ) -> None:
+        self.minimum = check_number("minimum", minimum, where=_WHERE, positive=True)
+        self.maximum = check_number("maximum", maximum, where=_WHERE, positive=True)
+        if self.maximum <= self.minimum:
+            raise ValueError(
+                f"`maximum` must be above `minimum`. Received: minimum={minimum!r}, "
+                f"maximum={maximum!r} in {_WHERE}."
+            )
+        self.steps = check_count("steps", steps, 3, where=_WHERE)
+        if isinstance(groups, str):
+            raise TypeError(
+                f"`groups` must be a list of names. Received: groups={groups!r} in {_WHERE}. Write "
+                f"`groups=[{groups!r}]`."
+            )
+        self.groups = None if groups is None else tuple(groups)
+        self.smoothing = check_number("smoothing", smoothing, where=_WHERE)
+        if self.smoothing >= 1:
+            raise ValueError(
+                f"`smoothing` must be in [0, 1). Received: smoothing={smoothing!r} in {_WHERE}."
+            )
+        self.divergence = check_number("divergence", divergence, where=_WHERE)
+        if self.divergence <= 1:
+            raise ValueError(
+                f"`divergence` must be above 1. Received: divergence={divergence!r} in {_WHERE}."
+            )
+
+    def find(
+        self,
+        model: Any,
+        x: Any = None,
+        y: Any = None,
+        *,
+        batch_size: int | None = None,
+        sample_weight: Any = None,
+        class_weight: Any = None,
+        shuffle: bool = True,
+        steps_per_epoch: int | None = None,
+    ) -> RateCurves:
+        """Sweeps the rates of a compiled model on data, and puts all back.
+
+        Each curve takes `steps + 1` batches (times the steps of accumulation), over several epochs
+        if need be.
+
+        Args:
+            model: A built and compiled model.
+            x: Data, as for `fit`. A generator is used up; a dataset begins anew for each curve.
+            y: As for `fit`.
+            batch_size: As for `fit`.
+            sample_weight: As for `fit`.
+            class_weight: As for `fit`.
+            shuffle: As for `fit`.
+            steps_per_epoch: As for `fit`.
+
+        Returns:
+            The curves, with `suggestions`, `learning_rate`, `summary()` and `plot()`.
+
+        Raises:
+            TypeError: If the optimizer has no rate that can be set.
+            ValueError: If the model is not built or not compiled, the loss is not finite before
+                any step, a name in `groups` is none, or the data ran out.
+        """
+        _check_model(model)
+        optimizer = unwrap(model.optimizer)
+        forget = _build(model, optimizer)
+        try:
+            # Before there is something to put back.
+            if isinstance(optimizer, GroupedOptimizer):
+                rates: GroupRates | OneRate = GroupRates(optimizer)
+            else:
+                rates = OneRate(optimizer)
+            chosen = self._chosen(rates)
+            before = Snapshot(model)
+            data = {
+                "x": x,
+                "y": y,
+                "batch_size": batch_size,
+                "sample_weight": sample_weight,
+                "class_weight": class_weight,
+                "shuffle": shuffle,
+                "steps_per_epoch": steps_per_epoch,
+            }
+            curves: dict[str | None, RateCurve] = {}
+            with rates.swept(model):
+                try:
+                    for curve in chosen:
+                        curves[curve] = self._sweep(model, rates, curve, data)
+                        before.restore()
+                except BaseException:
+                    _restore(before)
+                    raise
+        finally:
+            forget()
+        return RateCurves(curves)
+
+    def _chosen(self, rates: GroupRates | OneRate) -> tuple[str | None, ...]:
+        """Returns which curves to make.
+
+        Raises:
+            ValueError: If one that was asked for cannot be made.
+        """
+        known = rates.groups
+        if self.groups is None:
+            each = known if len(known) > 1 or not rates.follows_base else ()
+            return (*each, None) if rates.follows_base else each
+        for name in self.groups:
+            if name is None and not rates.follows_base:
+                raise ValueError(
+                    "`groups` must not hold `None` where no group follows the base rate. Received: "
+                    f"groups={list(self.groups)} in {_WHERE}."
+                )
+            if name is not None and name not in known:
+                raise ValueError(text.no_such_group(name, known, known, _WHERE))
+        if not self.groups:
+            raise ValueError(f"`groups` must hold a name. Received: groups=[] in {_WHERE}.")
+        return self.groups
+
+    def _sweep(
+        self, model: Any, rates: GroupRates | OneRate, curve: str | None, data: dict[str, Any]
+    ) -> RateCurve:
+        ratio = self.maximum / self.minimum
+        planned = [self.minimum * ratio ** (i / (self.steps - 1)) for i in range(self.steps)]
+        sweep = _Sweep(self, planned, lambda rate: rates.set(curve, rate))
+        try:
+            # It is the sweep that ends it.
+            model.fit(**data, epochs=10**9, verbose=0, callbacks=[sweep])
+        except FloatingPointError as error:
+            # Of `on_nonfinite="raise"`.
+            sweep.diverge(str(error))
+        return sweep.curve()
+
+
+class _Sweep(keras.callbacks.Callback):
+    """Raises the rate with each optimizer step of a `fit`, and notes the losses between."""
+
+    def __init__(self, finder: LearningRateFinder, rates: Sequence[float], assign: Any) -> None:
+        super().__init__()
+        self._finder, self._rates, self._assign = finder, rates, assign
+        self._smoothed: list[float] = []
+        self._raw: list[float] = []
+        self._mean = 0.0
+        self._first = math.nan
+        # Losses of the micro-batches of the window that is open.
+        self._window: list[float] = []
+        self._steps_before = 0
+        self._batches = 0
+        self._waiting = 0
+        self.diverged = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._steps_before = self._steps_done()
+        self._assign(self._rates[0])
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._batches = 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        # So that the loss in the logs is this batch's.
+        self.model.reset_metrics()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._batches += 1
+        if "loss" not in (logs or {}):
+            raise ValueError(
+                f'`{_WHERE}` needs "loss" in the logs of each batch. Received: '
+                f"{sorted(logs or {})}. Does `train_step` return it?"
+            )
+        loss = float(backend.on_host((logs or {})["loss"]))
+        if not math.isfinite(loss):
+            self.diverge(f"loss={loss}")
+            return
+        self._window.append(loss)
+        steps = self._steps_done()
+        self._waiting += 1
+        if steps > self._steps_before:
+            self._steps_before, self._waiting = steps, 0
+            self._note(sum(self._window) / len(self._window))
+            self._window = []
+        elif self._waiting > _MOST_SKIPPED * self._micro_batches():
+            self.diverge("gradients that are not finite")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if not self._batches:
+            raise ValueError(
+                "The data must have enough batches, or begin anew with each epoch. Received: data "
+                f"that ran out after {len(self._raw) + 1} steps of a sweep of {len(self._rates)}. "
+                "Pass arrays or a dataset, and not a generator."
+            )
+
+    def _note(self, loss: float) -> None:
+        """Notes the loss of a window, which tells what the step before it did."""
+        if math.isnan(self._first):
+            self._first = loss
+        else:
+            beta, count = self._finder.smoothing, len(self._raw) + 1
+            self._mean = beta * self._mean + (1 - beta) * loss
+            self._raw.append(loss)
+            self._smoothed.append(self._mean / (1 - beta**count))
+            lowest = min(self._first, *self._smoothed)
+            if self._smoothed[-1] > lowest + (self._finder.divergence - 1) * abs(lowest):
+                self.diverged = True
+        done = len(self._raw)
+        if self.diverged or done == len(self._rates):
+            self.model.stop_training = True
+            return
+        # The step that was just made was at this one's rate already: the next is of the next.
+        self._assign(self._rates[min(done + 1, len(self._rates) - 1)])
+
+    def diverge(self, what: str) -> None:
+        """Ends the sweep where a loss or its gradients are not finite.
+
+        Raises:
+            ValueError: If there was no step before.
+        """
+        self.model.stop_training = True
+        self.diverged = True
+        if math.isnan(self._first):
+            raise ValueError(
+                f"The loss and its gradients must be finite before a sweep. Received: {what} "
+                "on the first batches. Look at the data and the model."
+            )
+
+    def _steps_done(self) -> int:
+        return int(backend.on_host(unwrap(self.model.optimizer).iterations))
+
+    def _micro_batches(self) -> int:
+        return unwrap(self.model.optimizer).gradient_accumulation_steps or 1
+
+    def curve(self) -> RateCurve:
+        """Returns what was noted."""
+        done = len(self._raw)
+        return RateCurve(
+            tuple(self._rates[:done]),
+            tuple(self._smoothed),
+            tuple(self._raw),
+            self._first,
+            self.diverged,
+        )
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            f"`model` must be a Keras model. Received: model={model!r} of type "
+            f"{type(model).__name__}."
+        )
+    if not model.compiled or model.optimizer is None:
+        raise ValueError(
+            f"`{_WHERE}` needs a compiled model. Received: one that is not. Call "
+            "`model.compile(...)` first."
+        )
+    if not model.built:
+        raise ValueError(
+            f"`{_WHERE}` needs a built model. Received: one that is not built. Call "
+            "`model.build(...)`, or the model on a batch, before."
+        )
+
+
+def _build(model: Any, optimizer: Any) -> Any:
+    """Builds the optimizer; returns a function that takes that back where it can be."""
+    outer = model.optimizer
+    if not isinstance(optimizer, GroupedOptimizer):
+        if not outer.built:
+            outer.build(model.trainable_variables)
+        return lambda: None
+    if optimizer._parts is not None and optimizer._parts.averages_in_weights:
+        raise ValueError(
+            f"`{_WHERE}` must be called when the model has its weights. Received: averages in "
+            "their place. Call it outside of `kgo.averaged_weights(model)`."
+        )
+    was_built = optimizer._parts is not None
+    if outer.built:
+        return lambda: None
+    waiting = optimizer._declaration.pending is not None
+    undo = optimizer.note_unbuilt()
+    outer.build(model.trainable_variables)
+    if was_built or waiting:
+        return lambda: None
+    if outer is optimizer or isinstance(outer, LossScaleOptimizer):
+        return undo
+
+    def stay_built() -> None:
+        # Weights may be loaded until the first step, as before a build.
+        optimizer._built_parts(_WHERE).anchors_are_due = True
+
+    return stay_built
+
+
+def _restore(before: Snapshot) -> None:
+    try:
+        before.restore()
+    except KeyboardInterrupt:
+        before.restore()
+        raise

@@ -1,0 +1,300 @@
+"""Validation, early stopping and chosen callbacks look at the averages; training does not.
+
+Keras calls no hook where `fit`, `evaluate` or `predict` fail. So averages are in the weights' place
+only within calls that this module wraps, and whose `finally` puts the weights back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+
+from keras_groupopt import backend
+from keras_groupopt.base import compat
+from keras_groupopt.base.unwrap import unwrap
+from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
+from keras_groupopt.step import averages as averaging
+from keras_groupopt.training import batch_norm
+from keras_groupopt.training.averaged_weights import averaged_weights, averages_of, statistics_pairs
+from keras_groupopt.training.callbacks.backup import BackupAndRestore
+
+_BATCH_NORM = ("average", "raw")
+_BATCH_HOOKS = tuple(
+    f"on_{kind}_batch_{end}" for kind in ("train", "test", "predict") for end in ("begin", "end")
+)
+_Callback = keras.callbacks.Callback
+
+
+class UseAveragedWeights(keras.callbacks.Callback):
+    """Validates, stops early and saves with the averages of the weights.
+
+    In `fit`, whatever the order of the callbacks:
+
+    | who | sees |
+    | --- | --- |
+    | training, `BackupAndRestore`, other callbacks | the weights |
+    | validation | the averages |
+    | `EarlyStopping` on a `val_` value | the averages, so it restores what was validated |
+    | `ModelCheckpoint` | the weights: a run resumes from the file, which has the averages too |
+    | those passed as `callbacks` | the averages: `ModelCheckpoint` there writes an export |
+
+    In `evaluate` and `predict`, as one of their callbacks, it makes them use the averages. `fit`
+    ends with the weights, or with what `EarlyStopping(restore_best_weights=True)` restores.
+
+    The weights come back bit for bit, after exceptions and Ctrl-C too: in `fit` before the
+    exception gets out. In `evaluate` and `predict` that holds for what their step raises; after an
+    exception in the data or in another callback they come back when the traceback is gone, or
+    with the next use of this object. Prefer `with kgo.averaged_weights(model):` there.
+
+    Args:
+        callbacks: Callbacks of `fit` that see the averages wherever they act. To be left out of
+            `fit`'s own list.
+        batch_norm: Where the statistics of batch normalization beside the averages come from.
+            `"average"`: they are averaged like the weights, once per epoch, and saved with the
+            optimizer's state. `"raw"`: from the weights. Or inputs, as for
+            `kgo.update_batch_norm`, to estimate them from before each validation; an iterable that
+            can be used once only will not do.
+
+    Raises:
+        TypeError: If a callback is none; when training begins, if the optimizer is no
+            `GroupedOptimizer`.
+        ValueError: If a callback must not see the averages, or `batch_norm` is unknown; when
+            training begins, if the optimizer keeps no averages.
+
+    Example:
+
+    >>> import keras, numpy as np, keras_groupopt as kgo, os, tempfile
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    >>> model.compile(kgo.GroupedOptimizer(ema=kgo.EMA(0.9)), loss="mse")
+    >>> x, y = np.ones((8, 4)), np.ones((8, 2))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     best = keras.callbacks.ModelCheckpoint(
+    ...         os.path.join(folder, "averaged.keras"), save_best_only=True)
+    ...     history = model.fit(x, y, validation_data=(x, y), verbose=0, callbacks=[
+    ...         kgo.UseAveragedWeights([best]),
+    ...         keras.callbacks.EarlyStopping(patience=2, restore_best_weights=True)])
+    """
+
+    def __init__(
+        self, callbacks: Sequence[keras.callbacks.Callback] = (), batch_norm: Any = "average"
+    ) -> None:
+        super().__init__()
+        self.callbacks = _checked(callbacks)
+        known = not isinstance(batch_norm, str) or batch_norm in _BATCH_NORM
+        if batch_norm is None or isinstance(batch_norm, (bool, int, float)) or not known:
+            raise ValueError(
+                '`batch_norm` must be "average", "raw" or inputs to estimate from. Received: '
+                f"batch_norm={batch_norm!r}."
+            )
+        self.batch_norm = batch_norm
+        self._validating = False
+        self._estimated_at: int | None = None
+        self._swap = contextlib.ExitStack()
+        for hook in _BATCH_HOOKS:
+            # Keras waits for every batch where a callback has such a hook.
+            if any(_acts(callback, hook) for callback in self.callbacks):
+                setattr(self, hook, functools.partial(self._forward, hook))
+
+    def set_model(self, model: Any) -> None:
+        """Hands the model on."""
+        super().set_model(model)
+        for callback in self.callbacks:
+            callback.set_model(model)
+
+    def set_params(self, params: Any) -> None:
+        """Hands the parameters on."""
+        super().set_params(params)
+        for callback in self.callbacks:
+            callback.set_params(params)
+
+    # fit ----------------------------------------------------------------------------------------
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Checks the optimizer, and arranges who sees the averages."""
+        self._swap.close()
+        self._estimated_at = None
+        model = self.model
+        optimizer = unwrap(model.optimizer)
+        if isinstance(optimizer, GroupedOptimizer) and not optimizer.built and model.built:
+            model.optimizer.build(model.trainable_variables)
+        self._move_statistics(start=True)
+        listed = compat.callback_list_of(self)
+        for index, callback in enumerate([] if listed is None else listed.callbacks):
+            if _restores_what_was_validated(callback):
+                # The list is Keras' own, made for this one `fit`.
+                listed.callbacks[index] = _SeesAverages(callback)
+        self._validate_with_averages(model)
+        self._forward("on_train_begin", logs, swapped=False)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Hands on the begin of an epoch."""
+        self._forward("on_epoch_begin", epoch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Averages statistics, and hands on the end of an epoch."""
+        self._move_statistics()
+        self._forward("on_epoch_end", epoch, logs)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Undoes what was arranged, and hands on the end of training."""
+        _remove_own_evaluate(self.model)
+        self._forward("on_train_end", logs, swapped=False)
+
+    def _validate_with_averages(self, model: Any) -> None:
+        _remove_own_evaluate(model)
+        original = model.evaluate
+
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            listed = getattr(kwargs.get("callbacks"), "callbacks", ())
+            if not any(callback is self for callback in listed):
+                _remove_own_evaluate(model)
+                return original(*args, **kwargs)
+            self._move_statistics()
+            with averaged_weights(model):
+                self._validating = True
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._validating = False
+
+        evaluate.of_averages = True  # type: ignore[attr-defined]
+        model.evaluate = evaluate
+
+    def _move_statistics(self, start: bool = False) -> None:
+        """Brings the averages of statistics up to the averages of the weights."""
+        model = self.model
+        optimizer, averages = averages_of(model, "UseAveragedWeights")
+        if isinstance(self.batch_norm, str) and self.batch_norm == "raw":
+            averages.statistics.clear()
+            return
+        pairs = statistics_pairs(model, averages, make=True)
+        if not pairs:
+            return
+        step = backend.on_host(optimizer.iterations)
+        if isinstance(self.batch_norm, str):
+            averages.move_statistics(pairs, step)
+        elif not start and step != self._estimated_at:
+            self._estimated_at = step
+            with averaged_weights(model):
+                batch_norm.update_batch_norm(model, self.batch_norm)
+                averaging.copy_from_weights(pairs)
+
+    # evaluate and predict -----------------------------------------------------------------------
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Puts the averages in, where `evaluate` is called by itself."""
+        self._enter("test_function")
+        self._forward("on_test_begin", logs)
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Puts the weights back."""
+        self._forward("on_test_end", logs)
+        self._leave()
+
+    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Puts the averages in."""
+        self._enter("predict_function")
+        self._forward("on_predict_begin", logs)
+
+    def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Puts the weights back."""
+        self._forward("on_predict_end", logs)
+        self._leave()
+
+    def _enter(self, attribute: str) -> None:
+        if self._validating:
+            return
+        self._swap.close()
+        model = self.model
+        function = getattr(model, attribute)
+        swap = contextlib.ExitStack()
+        swap.enter_context(averaged_weights(model))
+        swap.callback(setattr, model, attribute, function)
+
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except BaseException:
+                swap.close()
+                raise
+
+        setattr(model, attribute, guarded)
+        self._swap = swap
+        listed = compat.callback_list_of(self)
+        if listed is not None:
+            weakref.finalize(listed, swap.close)
+
+    def _leave(self) -> None:
+        if not self._validating:
+            self._swap.close()
+
+    def _forward(self, hook: str, *args: Any, swapped: bool = True, **kwargs: Any) -> None:
+        own = [callback for callback in self.callbacks if _acts(callback, hook)]
+        if not own:
+            return
+        with averaged_weights(self.model) if swapped else contextlib.nullcontext():
+            for callback in own:
+                getattr(callback, hook)(*args, **kwargs)
+
+
+class _SeesAverages(keras.callbacks.Callback):
+    """Stands for a callback that sees the averages at the end of epochs."""
+
+    def __init__(self, callback: keras.callbacks.Callback) -> None:
+        super().__init__()
+        for name in dir(_Callback):
+            if name.startswith(("on_", "set_")) and name != "on_epoch_end":
+                setattr(self, name, getattr(callback, name))
+        self._callback = callback
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Lets it see the averages."""
+        with averaged_weights(self._callback.model):
+            self._callback.on_epoch_end(epoch, logs)
+
+
+def _restores_what_was_validated(callback: Any) -> bool:
+    return (
+        isinstance(callback, keras.callbacks.EarlyStopping)
+        and callback.restore_best_weights
+        and callback.monitor.startswith("val_")
+    )
+
+
+def _remove_own_evaluate(model: Any) -> None:
+    """Removes what a `fit` put in the place of `evaluate`; one that failed could not."""
+    if hasattr(vars(model).get("evaluate"), "of_averages"):
+        del model.evaluate
+
+
+def _acts(callback: Any, hook: str) -> bool:
+    """Whether a callback does anything in a hook."""
+    if hook in _BATCH_HOOKS and getattr(callback, "save_freq", None) == "epoch":
+        return False
+    return getattr(getattr(callback, hook), "__func__", None) is not getattr(_Callback, hook)
+
+
+_NEED_WEIGHTS = (keras.callbacks.BackupAndRestore, BackupAndRestore, UseAveragedWeights)
+
+
+def _checked(callbacks: Any) -> list[Any]:
+    own = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
+    refused: Iterator[Any] = (callback for callback in own if isinstance(callback, _NEED_WEIGHTS))
+    for callback in own:
+        if not isinstance(callback, _Callback):
+            raise TypeError(
+                "`callbacks` must be a list of Keras callbacks. Received: "
+                f"{callback!r} of type {type(callback).__name__}."
+            )
+    for callback in refused:
+        raise ValueError(
+            "`callbacks` must be callbacks that may see the averages. Received: "
+            f"{type(callback).__name__}. Put it in `fit`'s own list: a run resumed from averages "
+            "would be another one."
+        )
+    return own

@@ -6,13 +6,13 @@ learning-rate ratio, decay and anchor.
 
 from keras_groupopt import recipes as recipes
 from keras_groupopt import schedules as schedules
-from keras_groupopt.base.files import save_weights as save_weights
 from keras_groupopt.checkpoint.matching import Report as Report
 from keras_groupopt.checkpoint.resuming import resuming as resuming
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer as GroupedOptimizer
 from keras_groupopt.optimizer.loss_scale import LossScaleOptimizer as LossScaleOptimizer
 from keras_groupopt.optimizer.model_files import load_weights as load_weights
 from keras_groupopt.optimizer.model_files import read_manifest as read_manifest
+from keras_groupopt.optimizer.model_files import save_weights as save_weights
 from keras_groupopt.optimizer.transfer_state import transfer_state as transfer_state
 from keras_groupopt.plan.averages import EMA as EMA
 from keras_groupopt.plan.averages import SWA as SWA

@@ -6,42 +6,6 @@ import contextlib
 import os
 import pathlib
 from collections.abc import Callable
-from typing import Any
-
-import keras
-
-
-def save_weights(model: Any, path: str | os.PathLike[str]) -> None:
-    """Writes what `model.save_weights` writes, in one step that a kill cannot cut in two.
-
-    `model.save_weights` empties a file that exists before it writes it anew: a process killed in
-    between leaves neither the old weights nor the new. This writes a file beside it, brings it to
-    the disk, and puts it in the old one's place. Whoever opens `path` finds a whole file, the old
-    or the new. What a kill leaves is `.<name>.partial.weights.h5`, which the next save overwrites.
-
-    Args:
-        model: A built Keras model.
-        path: Where to; it must end in `.weights.h5`.
-
-    Raises:
-        TypeError: If `model` is no model.
-        ValueError: If `path` ends otherwise, or the model is not built.
-
-    Example:
-
-    >>> import os, tempfile, keras, keras_groupopt as kgo
-    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-    >>> folder = tempfile.mkdtemp()
-    >>> kgo.save_weights(model, os.path.join(folder, "model.weights.h5"))
-    >>> os.listdir(folder)
-    ['model.weights.h5']
-    """
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a Keras model. Received: "
-            f"model={model!r} of type {type(model).__name__}."
-        )
-    write(model.save_weights, path)
 
 
 def write(write_file: Callable[[pathlib.Path], None], path: str | os.PathLike[str]) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from keras_groupopt.checkpoint import keys
 from keras_groupopt.checkpoint.checksums import bytes_of, checksum_of
-from keras_groupopt.optimizer import config
+from keras_groupopt.checkpoint.declared import declared_as, declared_scalars
 from keras_groupopt.plan.group import Rule
 from keras_groupopt.plan.plan import PlannedGroup
 from keras_groupopt.rules.registry import rule_class, type_of
@@ -38,8 +38,8 @@ def manifest_of(entries: Mapping[str, Any], parts: Parts) -> dict[str, Any]:
         "keras_groupopt": _version(),
         "provisional": plan.provisional,
         "groups": {planned.name: _group(planned) for planned in plan.groups},
-        "declared": config.declared_scalars(plan)
-        | {key: config.declared_as(value) for key, value in declared.items()}
+        "declared": declared_scalars(plan)
+        | {key: declared_as(value) for key, value in declared.items()}
         | ({} if rule is None else {gradient_rule_state.RULE: rule.wanted.name}),
         "state": {key: [list(v.shape), dtype_of(v)] for key, v in entries.items()},
     }

@@ -17,7 +17,7 @@ from typing import Any
 from keras_groupopt.base import text
 from keras_groupopt.checkpoint import keys
 from keras_groupopt.checkpoint import renames as renaming
-from keras_groupopt.optimizer import config
+from keras_groupopt.checkpoint.declared import scalars_to_keep
 from keras_groupopt.step import gradient_rule_state
 
 
@@ -109,7 +109,7 @@ def match(
     saved = _Saved(manifest, changed)
     if strict:
         _refuse_differences(list(_differences(saved, expected, resting)))
-    overruled = config.scalars_to_keep(saved.declared, _of_what_was_there(saved, expected))
+    overruled = scalars_to_keep(saved.declared, _of_what_was_there(saved, expected))
     pairs = {}
     for key in expected["state"]:
         name = keys.parse(key)

@@ -13,9 +13,9 @@ import numpy as np
 from keras_groupopt import backend
 from keras_groupopt.base import text
 from keras_groupopt.checkpoint import keys, renames
+from keras_groupopt.checkpoint.declared import declared_as
 from keras_groupopt.checkpoint.manifest import manifest_of
 from keras_groupopt.checkpoint.matching import Report, match
-from keras_groupopt.optimizer import config
 from keras_groupopt.step.built import Parts
 
 _logger = logging.getLogger(__name__)
@@ -238,7 +238,7 @@ def give_early(optimizer: Any, declared: Any, saved: Saved) -> Saved:
     later = dict(saved.values)
     rate = later.pop(keys.LEARNING_RATE, None)
     saved_as = saved.manifest["declared"].get(keys.LEARNING_RATE)
-    if rate is not None and config.declared_as(declared) == saved_as:
+    if rate is not None and declared_as(declared) == saved_as:
         optimizer.learning_rate = rate
     return Saved(saved.manifest, later)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +13,7 @@ import numpy as np
 from keras_groupopt import selectors
 from keras_groupopt.base import text
 from keras_groupopt.optimizer.declaration import Declaration
-from keras_groupopt.plan.averages import EMA, SWA, KerasEMA
+from keras_groupopt.plan.averages import EMA, SWA
 from keras_groupopt.plan.group import Anchor, Group
 from keras_groupopt.plan.plan import Defaults, Plan
 from keras_groupopt.plan.ratios import Ratio
@@ -30,7 +29,6 @@ from keras_groupopt.schedules.serialization import (
 from keras_groupopt.selectors import Selector
 from keras_groupopt.step.built import Parts
 
-_logger = logging.getLogger(__name__)
 
 _PLAIN = ("clipnorm", "clipvalue")
 _LOW_PRECISION = ("float16", "bfloat16")
@@ -253,57 +251,6 @@ def _selector_config(selector: Any, catalog: Any) -> Any:
 
 def _selector_from_config(config: Any) -> Any:
     return Selector.from_config(config) if isinstance(config, dict) else config
-
-
-def declared_scalars(plan: Plan) -> dict[str, Any]:
-    """Returns what was declared for each scalar that state holds, by its key, and `@ratios`."""
-    defaults = plan.defaults
-    declared = {"@learning_rate": declared_as(defaults.learning_rate)}
-    if defaults.ratios:
-        declared["@ratios"] = [
-            [ratio.selector.describe(), declared_as(ratio.value)] for ratio in defaults.ratios
-        ]
-    if isinstance(defaults.ema, (EMA, KerasEMA)):
-        declared["@ema_momentum"] = declared_as(defaults.ema.momentum)
-    for planned in plan.groups:
-        group = planned.group
-        if not group.frozen:
-            declared[f"@learning_rate_ratio/{group.name}"] = declared_as(group.learning_rate_ratio)
-            if group.weight_decay is not None:
-                declared[f"@weight_decay/{group.name}"] = declared_as(group.weight_decay)
-    return declared
-
-
-def declared_as(value: Any) -> Any:
-    """Returns what a manifest says of a declared scalar: a number, a config or a name."""
-    if isinstance(value, (int, float)):
-        return float(value)
-    try:
-        return serialize_scalar(value, "a scalar")
-    except ValueError:
-        return type(value).__name__
-
-
-def scalars_to_keep(saved: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
-    """Returns the keys of scalars whose declaration changed: the code's value wins, and is logged.
-
-    Args:
-        saved: What was declared when the state was saved.
-        now: What is declared now.
-    """
-    kept = set()
-    for key, value in now.items():
-        if key in saved and saved[key] == value:
-            continue
-        kept.add(key)
-        if key in saved:
-            _logger.warning(
-                "%s: declared as %s when it was saved, now %s; the present declaration counts.",
-                key.lstrip("@"),
-                saved[key],
-                value,
-            )
-    return kept
 
 
 def warn_unserializable(groups: Sequence[Group], defaults: Defaults) -> None:

@@ -1,0 +1,64 @@
+"""What was declared for each scalar in the state, as a manifest keeps it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from keras_groupopt.plan.averages import EMA, KerasEMA
+from keras_groupopt.plan.plan import Plan
+from keras_groupopt.schedules.serialization import serialize_scalar
+
+_logger = logging.getLogger(__name__)
+
+
+def declared_scalars(plan: Plan) -> dict[str, Any]:
+    """Returns what was declared for each scalar that state holds, by its key, and `@ratios`."""
+    defaults = plan.defaults
+    declared = {"@learning_rate": declared_as(defaults.learning_rate)}
+    if defaults.ratios:
+        declared["@ratios"] = [
+            [ratio.selector.describe(), declared_as(ratio.value)] for ratio in defaults.ratios
+        ]
+    if isinstance(defaults.ema, (EMA, KerasEMA)):
+        declared["@ema_momentum"] = declared_as(defaults.ema.momentum)
+    for planned in plan.groups:
+        group = planned.group
+        if not group.frozen:
+            declared[f"@learning_rate_ratio/{group.name}"] = declared_as(group.learning_rate_ratio)
+            if group.weight_decay is not None:
+                declared[f"@weight_decay/{group.name}"] = declared_as(group.weight_decay)
+    return declared
+
+
+def declared_as(value: Any) -> Any:
+    """Returns what a manifest says of a declared scalar: a number, a config or a name."""
+    if isinstance(value, (int, float)):
+        return float(value)
+    try:
+        return serialize_scalar(value, "a scalar")
+    except ValueError:
+        return type(value).__name__
+
+
+def scalars_to_keep(saved: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
+    """Returns the keys of scalars whose declaration changed: the code's value wins, and is logged.
+
+    Args:
+        saved: What was declared when the state was saved.
+        now: What is declared now.
+    """
+    kept = set()
+    for key, value in now.items():
+        if key in saved and saved[key] == value:
+            continue
+        kept.add(key)
+        if key in saved:
+            _logger.warning(
+                "%s: declared as %s when it was saved, now %s; the present declaration counts.",
+                key.lstrip("@"),
+                saved[key],
+                value,
+            )
+    return kept

@@ -57,6 +57,7 @@ def new_process(tmp_path: pathlib.Path) -> Callable[..., str]:
     def run(program: str | pathlib.Path, *arguments: str, env: dict[str, str] | None = None) -> str:
         paths = [
             str(REPOSITORY),
+            str(REPOSITORY / "tests" / "support"),
             *(path for path in sys.path if path.endswith("without_tensorflow")),
         ]
         command = [str(program)] if isinstance(program, pathlib.Path) else ["-c", program]

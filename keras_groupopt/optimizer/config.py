@@ -29,7 +29,6 @@ from keras_groupopt.schedules.serialization import (
 from keras_groupopt.selectors import Selector
 from keras_groupopt.step.built import Parts
 
-
 _PLAIN = ("clipnorm", "clipvalue")
 _LOW_PRECISION = ("float16", "bfloat16")
 # Rules of Keras that take 1 - β₂ᵗ in the dtype of the weights.

@@ -1,6 +1,6 @@
 """Trains in child processes that are killed at random moments, and compares where they end.
 
-    KERAS_BACKEND=jax python tests/kill_resume.py --way backup --kills 100 --seed 1
+    KERAS_BACKEND=jax python tests/programs/kill_resume.py --way backup --kills 100 --seed 1
 
 A child is a fork of this process, which has imported everything and started no backend: it costs
 what its training costs. It tells what it does through a pipe: `b` after a batch, `e` before a save,

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import automatic_names
 from automatic_names import continued, report, train
 
-TESTS = str(Path(__file__).parent)
-BEGIN = f"""
+BEGIN = """
 import json, sys
-sys.path.insert(0, {TESTS!r})
 import automatic_names
 automatic_names.shift_names()
 """

@@ -18,7 +18,7 @@ from types import ModuleType
 import keras
 import pytest
 
-FOLDER = pathlib.Path(__file__).resolve().parent.parent / "benchmarks"
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "benchmarks"
 # Those of torch and TensorFlow come with the backend; Optax is a tool of this repository's.
 BACKEND_PEERS = {
     "torch": {"torch_loop", "torch_foreach", "torch_fused", "torch_fused_one_group"},

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples"
 DEMO = EXAMPLES / "finetune_backbone_and_head.py"
 ON_SEVERAL_DEVICES = sorted((EXAMPLES / "distributed").glob("[!_]*.py"))
 TINY = ("--seeds", "1", "--epochs", "10", "--steps", "2", "--tries", "1", "--no-plot")

@@ -9,7 +9,7 @@ import pytest
 
 import keras_groupopt
 
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 GUIDES = sorted((REPOSITORY / "guides").glob("*.py"))
 
 

@@ -21,7 +21,8 @@ def found_by(program: str, folder: pathlib.Path, **env: str) -> dict[str, Any]:
         **env: Variables of its environment.
     """
     path = pathlib.Path(__file__).with_name(program)
-    paths = [str(path.parents[1]), *(p for p in sys.path if p.endswith("without_tensorflow"))]
+    paths = [str(path.parents[2]), str(path.parents[1] / "support")]
+    paths += [entry for entry in sys.path if entry.endswith("without_tensorflow")]
     done = subprocess.run(
         [sys.executable, str(path)],
         capture_output=True,

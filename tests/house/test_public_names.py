@@ -17,7 +17,7 @@ import pytest
 
 import keras_groupopt as kgo
 
-REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 
 # No instance of these is saved; and how to make one of each class that has arguments without a
 # default and a `get_config`.

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import resumed_runs
-
-TESTS = str(Path(__file__).parent)
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +37,6 @@ def test_a_run_goes_on_bit_for_bit_in_another_process(straight, new_process):
     folder, results = straight
     code = f"""
 import json, sys
-sys.path.insert(0, {TESTS!r})
 import resumed_runs
 print(json.dumps(resumed_runs.all_gone_on({str(folder)!r})))"""
     elsewhere = json.loads(new_process(code))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pathlib
 
 import keras
 import path_cases
@@ -23,7 +22,7 @@ each_case = pytest.mark.parametrize("case", path_cases.CASES, ids=lambda case: c
 IN_ANOTHER_PROCESS = """
 import json, pathlib, sys
 import keras, path_cases
-from keras_groupopt.walk import describe_model
+from keras_groupopt.selectors.layer_paths import describe_model
 
 path_cases.shift_automatic_names()
 made, loaded = {}, {}
@@ -70,9 +69,7 @@ def test_paths_are_the_same_in_another_process(tmp_path, new_process):
     for case in path_cases.CASES:
         if case.can_be_saved:
             case.make().save(tmp_path / f"{case.name}.keras")
-    tests = pathlib.Path(__file__).parent
-    program = f"import sys; sys.path.insert(0, {str(tests)!r})\n{IN_ANOTHER_PROCESS}"
-    made, loaded = json.loads(new_process(program).splitlines()[-1])
+    made, loaded = json.loads(new_process(IN_ANOTHER_PROCESS).splitlines()[-1])
     assert made == here
     assert loaded == {case.name: case.paths for case in path_cases.CASES if case.can_be_saved}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import pathlib
 import re
 import warnings
 from typing import Any
@@ -18,7 +17,6 @@ from saving_models import MODELS, X, Y, assert_equal, compiled, fit, groups, sta
 
 import keras_groupopt as kgo
 
-TESTS = pathlib.Path(__file__).resolve().parent
 CosineDecay = keras.optimizers.schedules.CosineDecay
 
 
@@ -64,7 +62,7 @@ again.load_weights("model.weights.h5")
 for name, one in (("keras", model), ("weights", again)):
     np.savez(name, *saving_models.state(saving_models.fit(one, 1)))
 """
-    new_process(program, env={"PYTHONPATH": f"{TESTS.parent}:{TESTS}"})
+    new_process(program)
     for name in ("keras", "weights"):
         with np.load(tmp_path / f"{name}.npz") as values:
             for value, expected in zip(values.values(), state(model), strict=True):

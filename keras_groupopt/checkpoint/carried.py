@@ -12,7 +12,7 @@ from keras_groupopt.checkpoint import keys
 from keras_groupopt.checkpoint.saved import Saved
 from keras_groupopt.plan.plan import Plan
 from keras_groupopt.step import averages
-from keras_groupopt.step.built import Parts
+from keras_groupopt.step.built import BuiltOptimizer
 
 
 class Copies(Mapping[str, Any]):
@@ -40,7 +40,7 @@ class Copies(Mapping[str, Any]):
 
 
 def carried(
-    saved: Saved, old: Parts, present: Mapping[int, str], plan: Plan | None
+    saved: Saved, old: BuiltOptimizer, present: Mapping[int, str], plan: Plan | None
 ) -> tuple[Saved, list[str]]:
     """Returns state under the paths its variables have now, and the keys that are left out.
 
@@ -50,7 +50,7 @@ def carried(
 
     Args:
         saved: The state.
-        old: The parts it was taken from.
+        old: The built optimizer it was taken from.
         present: The layer path of each variable of the model now, by identity.
         plan: The plan it is given to, where it is known.
     """

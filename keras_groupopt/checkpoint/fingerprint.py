@@ -19,7 +19,7 @@ from keras_groupopt.base import compat
 from keras_groupopt.checkpoint import keys
 from keras_groupopt.checkpoint.manifest import manifest_of
 from keras_groupopt.checkpoint.resuming import present_terms
-from keras_groupopt.step.built import Parts
+from keras_groupopt.step.built import BuiltOptimizer
 
 NOT_BUILT = 0
 
@@ -82,17 +82,17 @@ def protect_early(optimizer: Any) -> LayoutVariable:
     return layout
 
 
-def protect(optimizer: Any, parts: Parts) -> int:
+def protect(optimizer: Any, built: BuiltOptimizer) -> int:
     """Gives all state the paths of its keys; returns a number that stands for them.
 
     Args:
         optimizer: The optimizer, with all its variables.
-        parts: Its built parts.
+        built: What it has built.
     """
-    entries = keys.entries_of(optimizer, parts)
+    entries = keys.entries_of(optimizer, built)
     for key, variable in entries.items():
         compat.set_path(variable, f"{_name(optimizer)}/{key}")
-    manifest = manifest_of(entries, parts)
+    manifest = manifest_of(entries, built)
     # In order, as positions are all that `set_weights` has.
     text = json.dumps(
         [

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from keras_groupopt.base import compat
 from keras_groupopt.step import gradient_rule_state
-from keras_groupopt.step.built import Parts
+from keras_groupopt.step.built import BuiltOptimizer
 
 ITERATIONS = "@iterations"
 LEARNING_RATE = "@learning_rate"
@@ -70,13 +70,13 @@ def is_adapter(path: str) -> bool:
     return path.rpartition("/")[2].startswith("lora_")
 
 
-def entries_of(optimizer: Any, parts: Parts) -> dict[str, Any]:
+def entries_of(optimizer: Any, built: BuiltOptimizer) -> dict[str, Any]:
     """Returns every variable to save, by key; each once."""
     own = {ITERATIONS: optimizer.iterations}
     base = compat.rate_variable(optimizer)
     if base is not None:
         own[LEARNING_RATE] = base
-    return own | parts.entries()
+    return own | built.entries()
 
 
 def stored_name(key: str) -> str:

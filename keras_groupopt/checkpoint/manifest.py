@@ -19,19 +19,19 @@ from keras_groupopt.plan.group import Rule
 from keras_groupopt.plan.plan import PlannedGroup
 from keras_groupopt.rules.registry import rule_class, type_of
 from keras_groupopt.step import gradient_rule_state
-from keras_groupopt.step.built import Parts
+from keras_groupopt.step.built import BuiltOptimizer
 
 FORMAT = 2
 
 
-def manifest_of(entries: Mapping[str, Any], parts: Parts) -> dict[str, Any]:
+def manifest_of(entries: Mapping[str, Any], built: BuiltOptimizer) -> dict[str, Any]:
     """Returns the manifest of an optimizer: its layout, without checksums.
 
     Args:
         entries: Its state variables, by key.
-        parts: Its groups, and what they share.
+        built: Its groups, and what they share.
     """
-    plan, rule = parts.plan, parts.gradient_state
+    plan, rule = built.plan, built.gradient_state
     declared = {} if rule is None else rule.declared()
     return {
         "format": FORMAT,

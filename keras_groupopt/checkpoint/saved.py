@@ -16,7 +16,7 @@ from keras_groupopt.checkpoint import keys, renames
 from keras_groupopt.checkpoint.declared import declared_as
 from keras_groupopt.checkpoint.manifest import manifest_of
 from keras_groupopt.checkpoint.matching import Report, match
-from keras_groupopt.step.built import Parts
+from keras_groupopt.step.built import BuiltOptimizer
 
 _logger = logging.getLogger(__name__)
 
@@ -51,26 +51,26 @@ class Terms:
     report: Report = dataclasses.field(default_factory=Report)
 
 
-def take(optimizer: Any, parts: Parts) -> Saved:
+def take(optimizer: Any, built: BuiltOptimizer) -> Saved:
     """Returns the state of a built optimizer, as copies that later steps leave alone.
 
     Args:
         optimizer: The optimizer.
-        parts: Its built parts.
+        built: What it has built.
     """
-    parts.capture_due(optimizer.iterations)
-    entries = keys.entries_of(optimizer, parts)
+    built.capture_due(optimizer.iterations)
+    entries = keys.entries_of(optimizer, built)
     values = {
         # On torch the array would otherwise be a view of the variable.
         key: np.array(keras.ops.convert_to_numpy(variable), copy=True)
         for key, variable in entries.items()
     }
-    return Saved(manifest_of(entries, parts), values)
+    return Saved(manifest_of(entries, built), values)
 
 
 def give(
     optimizer: Any,
-    parts: Parts,
+    built: BuiltOptimizer,
     saved: Saved,
     terms: Terms | None = None,
     resting: Sequence[Mapping[str, Any]] = (),
@@ -82,7 +82,7 @@ def give(
 
     Args:
         optimizer: The optimizer.
-        parts: Its built parts.
+        built: What it has built.
         saved: The saved state.
         terms: What is accepted. Default: the same layout only.
         resting: Records of variables frozen when the optimizer was saved, whose state is left
@@ -95,14 +95,14 @@ def give(
         ValueError: If the layout is another one. Nothing is assigned then.
     """
     terms = Terms() if terms is None else terms
-    averages = parts.averages
+    averages = built.averages
     # A callback makes these, which may come later than the state.
     undo = None
     if averages is not None:
         named = {renames.new_key(key, terms.renames): v for key, v in saved.values.items()}
         undo = averages.expect_statistics(named)
-    entries = keys.entries_of(optimizer, parts)
-    expected = manifest_of(entries, parts)
+    entries = keys.entries_of(optimizer, built)
+    expected = manifest_of(entries, built)
     try:
         pairs, report = match(
             saved.manifest,
@@ -133,17 +133,17 @@ def give(
     for key, saved_key in pairs.items():
         if saved_key in saved.values:
             entries[key].assign(saved.values[saved_key])
-    parts.anchors_are_due = False
+    built.anchors_are_due = False
     # The weights that come with the state are where a run that has not begun starts from.
     fresh = [keys.parse(key) for key in report.fresh]
     anchors = (str(key.owner) for key in fresh if key.slot == keys.ANCHOR)
-    parts.due_anchors = frozenset(anchors if not_begun else ())
-    parts.due_averages = frozenset(str(key.owner) for key in fresh if key.slot == keys.AVERAGE)
+    built.due_anchors = frozenset(anchors if not_begun else ())
+    built.due_averages = frozenset(str(key.owner) for key in fresh if key.slot == keys.AVERAGE)
     if averages is not None:
         averages.drop_statistics(report.fresh)
-    _settle(parts, pairs, saved.values[keys.ITERATIONS])
-    if parts.run_length is not None:
-        parts.run_length.look()
+    _settle(built, pairs, saved.values[keys.ITERATIONS])
+    if built.run_length is not None:
+        built.run_length.look()
     _tell(report, saved.values)
     terms.report.fill(report)
     return terms.report
@@ -156,18 +156,18 @@ def _other_average(saved: Mapping[str, Any], present: Mapping[str, Any]) -> bool
     return both and momenta[0] != momenta[1]
 
 
-def _settle(parts: Parts, pairs: Mapping[str, str], iterations: Any) -> None:
+def _settle(built: BuiltOptimizer, pairs: Mapping[str, str], iterations: Any) -> None:
     """Puts what follows from the state right: counters of rules, and whether anchors are known."""
-    if parts.averages is not None:
+    if built.averages is not None:
         if "@averages_made" in pairs:
-            parts.averages.settled = True
+            built.averages.settled = True
         else:
-            parts.averages.restart(backend.on_host(iterations))
-    if parts.window is not None:
-        parts.window.weighted = None
+            built.averages.restart(backend.on_host(iterations))
+    if built.window is not None:
+        built.window.weighted = None
         if "@micro_batches" not in pairs:
-            parts.window.reset(parts.accumulators)
-    for group in parts.groups:
+            built.window.reset(built.accumulators)
+    for group in built.groups:
         if group.frozen:
             continue
         own = [key for key in group.entries() if keys.parse(key).owner is not None]

@@ -27,7 +27,7 @@ from keras_groupopt.schedules.serialization import (
     serialize_scalar,
 )
 from keras_groupopt.selectors import Selector
-from keras_groupopt.step.built import Parts
+from keras_groupopt.step.built import BuiltOptimizer
 
 _PLAIN = ("clipnorm", "clipvalue")
 _LOW_PRECISION = ("float16", "bfloat16")
@@ -37,14 +37,16 @@ _WITH_BETA_2 = ("adam", "adamw", "lamb", "nadam")
 selectors.set_function_serializer(registered_function_name, registered_function)
 
 
-def to_config(optimizer: Any, declaration: Declaration, parts: Parts | None) -> dict[str, Any]:
+def to_config(
+    optimizer: Any, declaration: Declaration, built: BuiltOptimizer | None
+) -> dict[str, Any]:
     """Returns the declaration, the present scalars where they were changed, and the plan.
 
     Raises:
         ValueError: If a function in the declaration is not registered with Keras.
     """
     defaults = declaration.defaults
-    records, provisional = _records(optimizer, declaration, parts)
+    records, provisional = _records(optimizer, declaration, built)
     # Known once there are records: a plan was resolved.
     catalog = declaration.catalog
     return {
@@ -68,7 +70,7 @@ def to_config(optimizer: Any, declaration: Declaration, parts: Parts | None) -> 
         "unclaimed": defaults.unclaimed,
         "overlap": defaults.overlap,
         "loss_scale_factor": optimizer.loss_scale_factor,
-        "current": _current(optimizer, declaration, parts),
+        "current": _current(optimizer, declaration, built),
         "plan": records,
         "plan_is_provisional": provisional,
         "frozen_groups": list(declaration.frozen_groups),
@@ -76,13 +78,13 @@ def to_config(optimizer: Any, declaration: Declaration, parts: Parts | None) -> 
 
 
 def _records(
-    optimizer: Any, declaration: Declaration, parts: Parts | None
+    optimizer: Any, declaration: Declaration, built: BuiltOptimizer | None
 ) -> tuple[list[dict[str, Any]] | None, bool]:
-    if parts is not None:
-        records = _in_model_order(parts, declaration.live_model(required=False))
+    if built is not None:
+        records = _in_model_order(built, declaration.live_model(required=False))
         known = {(record["group"], record["path"]) for record in records}
         absent = [r for r in declaration.resting if (r["group"], r["path"]) not in known]
-        return records + copy.deepcopy(absent), parts.plan.provisional
+        return records + copy.deepcopy(absent), built.plan.provisional
     if declaration.records is not None:
         return copy.deepcopy(declaration.records), declaration.records_provisional
     model = declaration.live_model(required=False)
@@ -92,7 +94,7 @@ def _records(
     return preview.records, preview.provisional
 
 
-def _in_model_order(parts: Parts, model: Any) -> list[dict[str, Any]]:
+def _in_model_order(built: BuiltOptimizer, model: Any) -> list[dict[str, Any]]:
     """Returns the plan's records in the order in which a loaded model will give its variables.
 
     Where the optimizer was built in another order, binding by order would mix up variables of
@@ -101,12 +103,12 @@ def _in_model_order(parts: Parts, model: Any) -> list[dict[str, Any]]:
     """
     records = [
         record if getattr(variable, "trainable", True) else {**record, "trainable": False}
-        for variable, record in zip(parts.variables, parts.plan.records, strict=True)
+        for variable, record in zip(built.variables, built.plan.records, strict=True)
     ]
     if model is None:
         return records
     order = {id(variable): place for place, variable in enumerate(model.variables)}
-    places = [order.get(id(variable)) for variable in parts.variables]
+    places = [order.get(id(variable)) for variable in built.variables]
     if None in places:
         return records
     return [record for _, record in sorted(zip(places, records, strict=True), key=_first)]
@@ -116,21 +118,23 @@ def _first(pair: tuple[Any, Any]) -> Any:
     return pair[0]
 
 
-def _current(optimizer: Any, declaration: Declaration, parts: Parts | None) -> dict[str, Any]:
+def _current(
+    optimizer: Any, declaration: Declaration, built: BuiltOptimizer | None
+) -> dict[str, Any]:
     current: dict[str, Any] = {}
     base = declaration.defaults.learning_rate
     if isinstance(base, float):
         value = _present(optimizer.learning_rate)
         if value != np.float32(base):
             current["learning_rate"] = value
-    for group in [] if parts is None else parts.groups:
+    for group in [] if built is None else built.groups:
         for name, scalar in group.scalars.items():
             if scalar.variable is None:
                 continue
             value = _present(scalar.variable)
             if value != np.float32(scalar.declared):
                 current.setdefault(name, {})[group.name] = value
-    if parts is None:
+    if built is None:
         for (group_name, name), value in declaration.current.items():
             current.setdefault(name, {})[group_name] = value
     return current

@@ -8,14 +8,14 @@ from keras_groupopt.base.checks import check_count
 from keras_groupopt.optimizer.declaration import Declaration
 from keras_groupopt.optimizer.rebuilding import check_has_values, forget_compiled
 from keras_groupopt.plan.plan import Plan
-from keras_groupopt.step.built import Parts
+from keras_groupopt.step.built import BuiltOptimizer
 
 
 class Freezing:
     """The part of `GroupedOptimizer` that freezes groups and lets them go on."""
 
     _declaration: Declaration
-    _parts: Parts | None
+    _built: BuiltOptimizer | None
     build: Any
 
     def freeze_to(self, n: int) -> list[str]:
@@ -62,7 +62,7 @@ class Freezing:
         model = self._declaration.live_model(required=False)
         if model is not None:
             check_has_values(model)
-        if self._parts is None:
+        if self._built is None:
             if model is None:
                 raise ValueError(
                     "`freeze_to` needs a model before the optimizer is built. Received: no model. "
@@ -70,23 +70,23 @@ class Freezing:
                 )
             # What is frozen has to be built, to go on later.
             self.build(model.trainable_variables)
-        assert self._parts is not None
-        names = in_model_order(self._parts.plan)
+        assert self._built is not None
+        names = in_model_order(self._built.plan)
         first = n + len(names) if n < 0 else n
-        moving = [name for name in names[first:] if not self._parts.plan[name].group.frozen]
+        moving = [name for name in names[first:] if not self._built.plan[name].group.frozen]
         if not 0 <= first < len(names) or not moving:
             raise ValueError(
                 f"`n` must leave a group to train. Received: freeze_to({n}) with {len(names)} "
                 f"groups, in this order: {', '.join(names)}."
             )
         self._declaration.frozen_groups = tuple(names[:first])
-        self._hold(self._parts)
+        self._hold(self._built)
         if model is not None:
             forget_compiled(model)
         return moving
 
-    def _hold(self, parts: Parts) -> None:
-        for group in parts.groups:
+    def _hold(self, built: BuiltOptimizer) -> None:
+        for group in built.groups:
             frozen = group.name in self._declaration.frozen_groups
             for variable in [] if group.frozen else group.variables:
                 held = id(variable) in self._declaration.held

@@ -35,7 +35,7 @@ from keras_groupopt.rules import registry
 from keras_groupopt.selectors import default_exclude_from_decay
 from keras_groupopt.step import averages, nonfinite, one_step, run_length
 from keras_groupopt.step.accumulation import check_steps
-from keras_groupopt.step.built import Parts
+from keras_groupopt.step.built import BuiltOptimizer
 
 Tensor = Any
 
@@ -221,7 +221,7 @@ class GroupedOptimizer(
         registry.check_rule(defaults.rule, where)
         resolve.check_declared(lifted, defaults)
         self._declaration = Declaration(lifted, defaults)
-        self._parts: Parts | None = None
+        self._built: BuiltOptimizer | None = None
         self._sealed = True
         config.warn_unserializable(lifted, defaults)
         if model is not None:
@@ -238,9 +238,9 @@ class GroupedOptimizer(
         """
         if not self._is_built or self._declaration.pending is not None:
             return False
-        if self._parts is not None and self._parts.run_length is not None:
+        if self._built is not None and self._built.run_length is not None:
             # What a compiled step cannot read.
-            self._parts.run_length.look()
+            self._built.run_length.look()
         model = self._declaration.live_model(required=False)
         if model is None:
             return self._may_know_length()
@@ -285,64 +285,64 @@ class GroupedOptimizer(
             # Kept where it is refused, so that no later call goes on as if it had been loaded.
             # A LossScaleOptimizer builds within a compiled step, which cannot read on the host.
             with backend.outside_compiled_step():
-                parts = self._built_parts("build")
-                checkpoint.give(self, parts, *pending, self._declaration.resting)
-                if parts.gradient_state is not None:
-                    parts.gradient_state.set_late()
+                built = self._require_built("build")
+                checkpoint.give(self, built, *pending, self._declaration.resting)
+                if built.gradient_state is not None:
+                    built.gradient_state.set_late()
             self._declaration.pending = None
 
     def _build(self, variables: list[Any]) -> None:
         plan = self._resolve(variables)
         self._say_if_changed(plan)
-        parts = self._make_parts(plan, variables)
+        built = self._make_built(plan, variables)
         config.warn_about_variables(plan, variables)
         compat.register_variables(self, super().build, variables)
-        parts.set_scalars(self._declaration.current)
-        if parts.run_length is not None and self._declaration.total_steps is not None:
-            parts.run_length.set(self._declaration.total_steps)
-        self._layout.stand_for(parts.digest)
-        self._parts = parts
-        self._hold(parts)
+        built.set_scalars(self._declaration.current)
+        if built.run_length is not None and self._declaration.total_steps is not None:
+            built.run_length.set(self._declaration.total_steps)
+        self._layout.stand_for(built.digest)
+        self._built = built
+        self._hold(built)
 
     def _live_model(self) -> Any:
         return self._declaration.live_model(required=False)
 
     def _may_know_length(self) -> bool:
         """Whether schedules that end with the run may learn where that is."""
-        declaration, parts = self._declaration, self._parts
+        declaration, built = self._declaration, self._built
         if declaration.total_steps is not None or declaration.model is not None:
             return True
-        if parts is None:
+        if built is None:
             # A file may hold it.
             return declaration.records is not None
-        return parts.run_length is None or not parts.run_length.is_unknown
+        return built.run_length is None or not built.run_length.is_unknown
 
-    def _make_parts(self, plan: planning.Plan, variables: list[Any]) -> Parts:
+    def _make_built(self, plan: planning.Plan, variables: list[Any]) -> BuiltOptimizer:
         # A build that fails leaves nothing behind: what may fail comes before what is kept.
         declaration, before = self._declaration, len(self._variables)
         with checkpoint.beside_weights(), backend.beside([self._iterations, *variables]):
-            parts = Parts(
+            built = BuiltOptimizer(
                 plan, variables, declaration.live_model(required=False), declaration.gradient_rule
             )
             if run_length.is_needed(plan):
                 steps = plan.defaults.gradient_accumulation_steps
-                parts.run_length = run_length.RunLength(self._live_model, steps)
+                built.run_length = run_length.RunLength(self._live_model, steps)
                 if not self._may_know_length():
                     raise ValueError(run_length.NO_MODEL)
             for planned in plan.groups:
                 if planned.group.rule is not None:
                     registry.claim_instance(planned.group.rule, self, planned.group.where)
-            parts.make_variables(self)
-            parts.digest = checkpoint.protect(self, parts)
-        parts.measures = self.make_measures(parts, declaration.measured)
+            built.make_variables(self)
+            built.digest = checkpoint.protect(self, built)
+        built.measurements = self.make_measurements(built, declaration.measured)
         try:
-            checkpoint.place(checkpoint.entries_of(self, parts))
+            checkpoint.place(checkpoint.entries_of(self, built))
         except ValueError:
             for variable in self._variables[before:]:
                 compat.untrack(self, variable)
             raise
-        parts.plan = planning.with_state_bytes(plan, parts.state_bytes())
-        return parts
+        built.plan = planning.with_state_bytes(plan, built.state_bytes())
+        return built
 
     # Step ---------------------------------------------------------------------------------------
 
@@ -389,47 +389,47 @@ class GroupedOptimizer(
                 f"{len(grads)} gradients for {len(variables)} variables."
             )
         positions = self._positions(variables)
-        parts = self._built_parts("apply")
-        self._capture_once(parts)
-        parts.received = frozenset(positions)
-        parts.received_in = self._declaration.train_function()
+        built = self._require_built("apply")
+        self._capture_once(built)
+        built.received = frozenset(positions)
+        built.received_in = self._declaration.train_function()
         # `torch.compile` cannot read an annotation here.
         missing = []  # type: ignore[var-annotated]
 
-        self._look_at_run(parts)
+        self._look_at_run(built)
 
         def step_on_device(sums: list[Tensor | None], samples: Tensor | None) -> None:
-            with keras.name_scope(self.name), parts.in_run(self._iterations) as run:
-                reach = parts.within_reach(positions)
-                routed = one_step.route(parts, sums, positions, reach)
-                parts.note_gradients(routed.indices)
-                own = [parts.variables[position] for position in reach]
+            with keras.name_scope(self.name), built.in_run(self._iterations) as run:
+                reach = built.within_reach(positions)
+                routed = one_step.route(built, sums, positions, reach)
+                built.note_gradients(routed.indices)
+                own = [built.variables[position] for position in reach]
                 changing = [*self.changing_variables, *own]
-                if parts.run_length is not None:
-                    parts.run_length.keep(run.total)
-                one_step.step(parts, routed, self._settings(samples), changing)
+                if built.run_length is not None:
+                    built.run_length.keep(run.total)
+                one_step.step(built, routed, self._settings(samples), changing)
             missing[:] = routed.paths
 
         # Not those received, which may be one device's.
-        known = [parts.variables[position] for position in positions]
+        known = [built.variables[position] for position in positions]
         one_step.on_each_device(step_on_device, grads, known, sample_count, self.variables)
-        self._warn_of_missing(parts, missing)
+        self._warn_of_missing(built, missing)
 
-    def _look_at_run(self, parts: Parts) -> None:
+    def _look_at_run(self, built: BuiltOptimizer) -> None:
         """Says which schedules are shorter than the `fit` that this step is of, once for each."""
         declaration = self._declaration
         end = run_length.of_fit(self._live_model(), self.gradient_accumulation_steps)
         if end is not None and end != declaration.run_seen and declaration.is_run:
             declaration.run_seen = end
-            run_length.warn_if_shorter(parts.plan, end, declaration.said_short)
+            run_length.warn_if_shorter(built.plan, end, declaration.said_short)
 
     def _build_once(self, variables: list[Any]) -> None:
         if not self._is_built or self._declaration.pending is not None:
             backend.once(lambda: self.build(variables))
 
-    def _capture_once(self, parts: Parts) -> None:
-        if parts.is_anything_due:
-            backend.once(lambda: parts.capture_due(self._iterations, stepping=True))
+    def _capture_once(self, built: BuiltOptimizer) -> None:
+        if built.is_anything_due:
+            backend.once(lambda: built.capture_due(self._iterations, stepping=True))
 
     def flush(self) -> bool:
         """Does the optimizer step of a window of micro-batches that is not full, if there is one.
@@ -443,17 +443,17 @@ class GroupedOptimizer(
         Raises:
             ValueError: If the optimizer is not built.
         """
-        parts = self._built_parts("flush")
-        if parts.window is None:
+        built = self._require_built("flush")
+        if built.window is None:
             return False
-        parts.window.weighted = None
-        if not backend.on_host(parts.window.count):
+        built.window.weighted = None
+        if not backend.on_host(built.window.count):
             return False
-        window, variables = parts.window, [*self.changing_variables, *self._trainable_variables]
+        window, variables = built.window, [*self.changing_variables, *self._trainable_variables]
 
         def flush_on_device(none: list[Tensor]) -> None:
-            with parts.in_run(self._iterations):
-                one_step.flush(parts, window, self._settings(None), variables)
+            with built.in_run(self._iterations):
+                one_step.flush(built, window, self._settings(None), variables)
 
         backend.over_replicas(flush_on_device, [], variables)
         return True
@@ -468,11 +468,11 @@ class GroupedOptimizer(
             sample_count=sample_count,
         )
 
-    def _warn_of_missing(self, parts: Parts, missing: list[str]) -> None:
-        if not missing or tuple(missing) in parts.warned:
+    def _warn_of_missing(self, built: BuiltOptimizer, missing: list[str]) -> None:
+        if not missing or tuple(missing) in built.warned:
             return
-        parts.warned.add(tuple(missing))
-        whole = "" if parts.window is None else " where none comes in the whole window"
+        built.warned.add(tuple(missing))
+        whole = "" if built.window is None else " where none comes in the whole window"
         warnings.warn(
             f"No gradient for {text.listing(missing)}: "
             f"these variables neither move nor decay{whole}.",
@@ -539,7 +539,7 @@ class GroupedOptimizer(
         Raises:
             FloatingPointError: With `on_nonfinite="raise"`, if a compiled step was skipped.
         """
-        if self._parts is None:
+        if self._built is None:
             return
         if not compat.is_readable(self._iterations):
             # Of a `fit` that failed, whose compiled step holds the values still. Without a model
@@ -554,16 +554,16 @@ class GroupedOptimizer(
         if self._declaration.is_run:
             # A further `fit` of the same compiled step went on without a word.
             self.check_run_length(backend.on_host(self._iterations))
-        if self._parts.received is None:
+        if self._built.received is None:
             return
-        received = self._parts.received
-        made, running = self._parts.received_in, self._declaration.train_function()
+        received = self._built.received
+        made, running = self._built.received_in, self._declaration.train_function()
         if made is not None and running is not None and made() is not running():
             # The model was compiled since, and no step of that ran.
             return
         now = frozenset(self._positions(list(var_list)))
         if now != received:
-            paths = [v.path for v in self._parts.plan.variables if v.position in now ^ received]
+            paths = [v.path for v in self._built.plan.variables if v.position in now ^ received]
             warnings.warn(
                 "`trainable` changed after the model was compiled, and the compiled step does "
                 f"not know: {text.listing(paths)}. Call "
@@ -573,7 +573,7 @@ class GroupedOptimizer(
 
     def get_config(self) -> dict[str, Any]:
         """Returns the declaration, the present scalars and the resolved plan, as plain JSON."""
-        return config.to_config(self, self._declaration, self._parts)
+        return config.to_config(self, self._declaration, self._built)
 
     @classmethod
     def from_config(cls, config_: dict[str, Any], custom_objects: Any = None) -> GroupedOptimizer:

@@ -14,7 +14,7 @@ from keras_groupopt.base import compat
 from keras_groupopt.base.checks import check_count, check_number
 from keras_groupopt.checkpoint.store import MANIFEST
 from keras_groupopt.optimizer.grouped_optimizer import _FIXED, GroupedOptimizer, values_in
-from keras_groupopt.step.built import Parts
+from keras_groupopt.step.built import BuiltOptimizer
 from keras_groupopt.step.nonfinite import NONE
 from keras_groupopt.step.one_step import on_each_device
 
@@ -207,19 +207,19 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             variables = list(variables)
             if grads and not self.built:
                 backend.once(lambda: self.build(variables))
-        parts = inner._parts
-        if parts is not None and variables is None:
-            variables = list(parts.variables)
-        if parts is None or variables is None or len(grads) != len(variables):
+        built = inner._built
+        if built is not None and variables is None:
+            variables = list(built.variables)
+        if built is None or variables is None or len(grads) != len(variables):
             # Nothing to do, or refused, with the reason.
             inner.apply(grads, trainable_variables)
             return
         positions = inner._positions(variables)
-        known = [parts.variables[position] for position in positions]
-        inner._capture_once(parts)
+        known = [built.variables[position] for position in positions]
+        inner._capture_once(built)
 
         def step_on_device(sums: list[Tensor | None], samples: Tensor | None) -> None:
-            flags = group_flags(parts, sums, positions)
+            flags = group_flags(built, sums, positions)
             unscaled = _unscale(sums, known, self.dynamic_scale)
             weighted = options if samples is None else options | {"sample_count": samples}
             backend.when(
@@ -255,10 +255,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         inner = self.inner_optimizer
         own = self.variables
-        parts = inner._parts
-        variables = _variables_of(parts, trainable_variables)
+        built = inner._built
+        variables = _variables_of(built, trainable_variables)
         received = (len(grads), len(trainable_variables), len(optimizer_variables))
-        refused = parts is None or received != (len(variables), len(variables), len(own))
+        refused = built is None or received != (len(variables), len(variables), len(own))
         if refused or not backend.STATELESS:
             # With the reason.
             rest = optimizer_variables[len(self._variables) :]
@@ -313,7 +313,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def save_own_variables(self, store: Any) -> None:
         """Writes the scale and the counters. Keras then writes the inner optimizer beside them."""
         inner = self.inner_optimizer
-        if inner._parts is not None or inner._declaration.pending is not None:
+        if inner._built is not None or inner._declaration.pending is not None:
             for name, place in _PLACES.items():
                 store[place] = ops.convert_to_numpy(getattr(self, name))
 
@@ -361,21 +361,21 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
 
 
 def group_flags(
-    parts: Parts, gradients: Sequence[Tensor | None], positions: Sequence[int]
+    built: BuiltOptimizer, gradients: Sequence[Tensor | None], positions: Sequence[int]
 ) -> Tensor:
     """Returns, per group, whether its gradients are finite; a boolean vector.
 
     Frozen groups and missing gradients count as finite.
 
     Args:
-        parts: The built groups.
+        built: The built groups.
         gradients: One per position; `None` where there is none.
         positions: Places of their variables among those the optimizer was built with.
     """
-    finite: list[list[Tensor]] = [[ops.convert_to_tensor(True)] for _ in parts.groups]
+    finite: list[list[Tensor]] = [[ops.convert_to_tensor(True)] for _ in built.groups]
     for gradient, position in zip(gradients, positions, strict=True):
-        number, _ = parts.places[position]
-        if gradient is not None and not parts.groups[number].frozen:
+        number, _ = built.places[position]
+        if gradient is not None and not built.groups[number].frozen:
             finite[number].append(ops.all(ops.isfinite(_elements(gradient))))
     return ops.stack([ops.all(ops.stack(flags)) for flags in finite])
 
@@ -396,9 +396,9 @@ def _unscale(grads: Sequence[Tensor | None], variables: Sequence[Any], scale: An
     ]
 
 
-def _variables_of(parts: Parts | None, values: Sequence[Tensor]) -> list[Any]:
+def _variables_of(built: BuiltOptimizer | None, values: Sequence[Tensor]) -> list[Any]:
     """Returns the variables that values of a stateless step stand for."""
-    variables = [] if parts is None else list(parts.variables)
+    variables = [] if built is None else list(built.variables)
     if len(values) == len(variables):
         return variables
     return [variable for variable in variables if variable.trainable]

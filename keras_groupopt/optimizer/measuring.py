@@ -7,17 +7,17 @@ from typing import Any
 from keras_groupopt import backend, checkpoint
 from keras_groupopt.optimizer.declaration import Declaration
 from keras_groupopt.optimizer.rebuilding import forget_compiled
-from keras_groupopt.step import measurements as measures
-from keras_groupopt.step.built import Parts
-from keras_groupopt.step.measurements import CLIP_SHARE, Means, Measures
+from keras_groupopt.step import measurements
+from keras_groupopt.step.built import BuiltOptimizer
+from keras_groupopt.step.measurements import CLIP_SHARE, Means, Measurements
 
 
 class Measuring:
     """The part of `GroupedOptimizer` that measures its steps."""
 
     _declaration: Declaration
-    _parts: Parts | None
-    _built_parts: Any
+    _built: BuiltOptimizer | None
+    _require_built: Any
     iterations: Any
     global_clipnorm: float | None
 
@@ -49,7 +49,7 @@ class Measuring:
         >>> round(measured["gradient_norm"]["default"], 4), measured["clip_share"]
         (3.1623, {None: 1.0})
         """
-        measures.check_names(names)
+        measurements.check_names(names)
         declaration = self._declaration
         wanted = declaration.measured | set(names)
         if CLIP_SHARE in names and not self._clips():
@@ -59,19 +59,21 @@ class Measuring:
             )
         if wanted == declaration.measured:
             return
-        if self._parts is not None:
-            self._parts.measures = self.make_measures(self._parts, wanted)
+        if self._built is not None:
+            self._built.measurements = self.make_measurements(self._built, wanted)
         declaration.measured = wanted
         model = declaration.live_model(required=False) if model is None else model
         if model is not None and getattr(model, "train_function", None) is not None:
             forget_compiled(model, ("train",))
 
-    def make_measures(self, parts: Parts, wanted: frozenset[str]) -> Measures | None:
-        """Makes the sums of what is wanted beside the variables of built parts."""
+    def make_measurements(
+        self, built: BuiltOptimizer, wanted: frozenset[str]
+    ) -> Measurements | None:
+        """Makes the sums of what is wanted beside the variables of the built optimizer."""
         if not wanted:
             return None
-        with checkpoint.beside_weights(), backend.beside([self.iterations, *parts.variables]):
-            return Measures(wanted, parts.groups)
+        with checkpoint.beside_weights(), backend.beside([self.iterations, *built.variables]):
+            return Measurements(wanted, built.groups)
 
     def _clips(self) -> bool:
         declared = (*self._declaration.groups, self._declaration.defaults)
@@ -99,10 +101,10 @@ class Measuring:
         Raises:
             ValueError: If the optimizer is not built.
         """
-        own = self._built_parts("measurements").measures
+        own = self._require_built("measurements").measurements
         return {} if own is None else own.means(self.global_clipnorm is not None)
 
     def reset_measurements(self) -> None:
         """Starts the means of `measurements` over; outside of a compiled step."""
-        if self._parts is not None and self._parts.measures is not None:
-            self._parts.measures.reset()
+        if self._built is not None and self._built.measurements is not None:
+            self._built.measurements.reset()

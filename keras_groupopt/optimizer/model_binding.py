@@ -18,7 +18,7 @@ from keras_groupopt.plan import resolve
 from keras_groupopt.rules import registry, state_size
 from keras_groupopt.selectors import layer_paths
 from keras_groupopt.step import gradient_rule_state
-from keras_groupopt.step.built import Parts
+from keras_groupopt.step.built import BuiltOptimizer
 from keras_groupopt.step.gradient_rule_state import Wanted
 from keras_groupopt.step.run_length import is_needed
 
@@ -27,11 +27,11 @@ class Binding:
     """The part of `GroupedOptimizer` that knows the model, its paths and its plan."""
 
     _declaration: Declaration
-    _parts: Parts | None
+    _built: BuiltOptimizer | None
     _trainable_variables: list[Any]
     _trainable_variables_indices: Any
     _var_key: Any
-    _built_parts: Any
+    _require_built: Any
     rebuild: Any
     _change_gradient_state: Any
 
@@ -42,8 +42,8 @@ class Binding:
         Raises:
             ValueError: If the optimizer is not built and has no model.
         """
-        if self._parts is not None:
-            return self._parts.plan
+        if self._built is not None:
+            return self._built.plan
         model = self._declaration.live_model()
         if model is None:
             raise ValueError(
@@ -69,7 +69,7 @@ class Binding:
                 "`model` must be a Keras model. Received: "
                 f"model={model!r} of type {type(model).__name__}."
             )
-        if self._parts is not None:
+        if self._built is not None:
             own = {id(variable) for variable in model.variables}
             if any(id(variable) not in own for variable in self._trainable_variables):
                 raise ValueError(
@@ -94,7 +94,7 @@ class Binding:
         """
         declaration = self._declaration
         before = declaration.gradient_rule
-        if self._parts is None:
+        if self._built is None:
             declaration.gradient_rule = wanted
             if declaration.records is None:
                 self.bind(model)
@@ -104,7 +104,7 @@ class Binding:
         declaration.gradient_rule = wanted
         try:
             if self._is_built_for(model):
-                self._change_gradient_state(self._parts, wanted)
+                self._change_gradient_state(self._built, wanted)
                 return
             report = self.rebuild(model)
         except BaseException:
@@ -119,17 +119,17 @@ class Binding:
 
     def _is_built_for(self, model: Any) -> bool:
         """Whether nothing but a gradient rule's state could come out otherwise in a rebuild."""
-        parts = self._parts
-        if parts is None or parts.plan.provisional or self._declaration.pending is not None:
+        built = self._built
+        if built is None or built.plan.provisional or self._declaration.pending is not None:
             return False
-        if is_needed(self._with_gradient_rule(parts.plan)) != (parts.run_length is not None):
+        if is_needed(self._with_gradient_rule(built.plan)) != (built.run_length is not None):
             return False
         present = layer_paths.describe_model(model)
         own = [id(variable) for variable in model.trainable_variables]
         paths = {variable.identity: variable.path for variable in present}
         held = self._declaration.held
-        return own == [id(v) for v in parts.variables if id(v) not in held] and all(
-            paths.get(identity) == path for identity, path in parts.paths.items()
+        return own == [id(v) for v in built.variables if id(v) not in held] and all(
+            paths.get(identity) == path for identity, path in built.paths.items()
         )
 
     def keeps_for(self, wanted: Wanted | None) -> bool:
@@ -148,15 +148,15 @@ class Binding:
             ValueError: If the optimizer is not built, if the model has trainable variables it was
                 not built with, or if `trainable` changed since `fit` last made its training step.
         """
-        parts = self._built_parts("check_model")
+        built = self._require_built("check_model")
         if self._declaration.live_model(required=False) is None:
             self.bind(model)
         now = frozenset(self._positions(model.trainable_variables))
-        made = None if parts.received_in is None else parts.received_in()
-        received = parts.received
+        made = None if built.received_in is None else built.received_in()
+        received = built.received
         if received is None or made is None or made is not model.train_function:
             return
-        changed = [v.path for v in parts.plan.variables if v.position in now ^ received]
+        changed = [v.path for v in built.plan.variables if v.position in now ^ received]
         if not changed:
             return
         raise ValueError(

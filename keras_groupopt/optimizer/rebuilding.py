@@ -1,4 +1,4 @@
-"""An optimizer whose model or groups change: parts made anew, state carried over."""
+"""An optimizer whose model or groups change: groups are built again, and state is carried over."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from keras_groupopt.plan import resolve
 from keras_groupopt.plan.group import Group, as_groups
 from keras_groupopt.plan.plan import Plan
 from keras_groupopt.rules import registry
-from keras_groupopt.step.built import Parts
+from keras_groupopt.step.built import BuiltOptimizer
 from keras_groupopt.step.gradient_rule_state import GradientState, Wanted
 
 # What `fit`, `evaluate` and `predict` compiled for the variables as they were.
@@ -31,12 +31,12 @@ class Rebuilding:
     """The part of `GroupedOptimizer` that follows a model that changes."""
 
     _declaration: Declaration
-    _parts: Parts | None
+    _built: BuiltOptimizer | None
     _variables: list[Any]
     _is_built: bool
     _layout: Any
     _resolve: Any
-    _make_parts: Any
+    _make_built: Any
     _with_gradient_rule: Any
     iterations: Any
 
@@ -89,31 +89,31 @@ class Rebuilding:
                 f"state of what is frozen. Received: it froze {', '.join(frozen)}. Call "
                 "`optimizer.freeze_to(0)` first, and `freeze_to` again after."
             )
-        if self._parts is not None and self._parts.averages_in_weights:
+        if self._built is not None and self._built.averages_in_weights:
             raise ValueError(
                 "`rebuild` must be called when the model has its weights. Received: averages in "
                 "their place. Call it outside of `kgo.averaged_weights(model)`."
             )
         before = self._declaration
-        old, tracked = self._parts, len(self._variables)
+        old, tracked = self._built, len(self._variables)
         # The optimizer resolves what it declares: for the length of the try, the new declaration.
         self._declaration = _changed(before, weakref.ref(model), groups)
         try:
             variables = list(model.trainable_variables)
             plan: Plan = self._resolve(variables)
-            parts = self._make_parts(plan, variables)
-            parts.set_scalars(self._declaration.current)
+            built = self._make_built(plan, variables)
+            built.set_scalars(self._declaration.current)
             config.warn_about_variables(plan, variables)
-            report = self._give_old_state(old, parts)
+            report = self._give_old_state(old, built)
         except BaseException:
             self._declaration = before
             for variable in self._variables[tracked:]:
                 compat.untrack(self, variable)
             raise
-        for variable in _gone(self._variables[:tracked], old, parts):
+        for variable in _gone(self._variables[:tracked], old, built):
             compat.untrack(self, variable)
-        self._layout.stand_for(parts.digest)
-        self._parts, self._declaration.pending = parts, None
+        self._layout.stand_for(built.digest)
+        self._built, self._declaration.pending = built, None
         self._is_built = True
         for optimizer in [self, *_around(model, self)]:
             compat.replace_built_variables(optimizer, variables)
@@ -130,53 +130,55 @@ class Rebuilding:
                 compat.untrack(self, variable)
             compat.replace_built_variables(self, [])
             self._layout.stand_for(checkpoint.NOT_BUILT)
-            self._parts, self._is_built = None, False
+            self._built, self._is_built = None, False
 
         return undo
 
-    def _change_gradient_state(self, parts: Parts, wanted: Wanted) -> None:
+    def _change_gradient_state(self, built: BuiltOptimizer, wanted: Wanted) -> None:
         """Keeps what another gradient rule asks for, and leaves all else as it is.
 
         Models that share the optimizer have steps that were compiled with the rest.
         """
-        old, tracked = parts.gradient_state, len(self._variables)
+        old, tracked = built.gradient_state, len(self._variables)
         new = GradientState(wanted)
         try:
-            with checkpoint.beside_weights(), backend.beside([self.iterations, *parts.variables]):
-                new.make_variables(self, parts.moving)
-            parts.gradient_state = new
-            parts.digest = checkpoint.protect(self, parts)
-            checkpoint.place(checkpoint.entries_of(self, parts))
+            with checkpoint.beside_weights(), backend.beside([self.iterations, *built.variables]):
+                new.make_variables(self, built.moving)
+            built.gradient_state = new
+            built.digest = checkpoint.protect(self, built)
+            checkpoint.place(checkpoint.entries_of(self, built))
         except BaseException:
-            parts.gradient_state = old
+            built.gradient_state = old
             for variable in self._variables[tracked:]:
                 compat.untrack(self, variable)
             raise
         new.go_on_from(old)
         for variable in [] if old is None else old.variables:
             compat.untrack(self, variable)
-        parts.plan = self._with_gradient_rule(
-            planning.with_state_bytes(parts.plan, parts.state_bytes())
+        built.plan = self._with_gradient_rule(
+            planning.with_state_bytes(built.plan, built.state_bytes())
         )
 
-    def _give_old_state(self, old: Parts | None, parts: Parts) -> checkpoint.Report:
+    def _give_old_state(
+        self, old: BuiltOptimizer | None, built: BuiltOptimizer
+    ) -> checkpoint.Report:
         terms = checkpoint.Terms(strict=False, moves=True)
         pending = self._declaration.pending
         if pending is not None:
             saved, waiting = pending
             return checkpoint.give(
-                self, parts, saved, dataclasses.replace(waiting, strict=False, moves=True)
+                self, built, saved, dataclasses.replace(waiting, strict=False, moves=True)
             )
         if old is None:
-            terms.report.fresh += checkpoint.entries_of(self, parts)
+            terms.report.fresh += checkpoint.entries_of(self, built)
             return terms.report
         old.capture_due(self.iterations)
         entries = checkpoint.entries_of(self, old)
         saved = checkpoint.Saved(checkpoint.manifest_of(entries, old), entries)
-        saved, left_out = carried(saved, old, parts.paths, parts.plan)
+        saved, left_out = carried(saved, old, built.paths, built.plan)
         # Through the device, one at a time: models are large.
         saved = checkpoint.Saved(saved.manifest, Copies(saved.values))
-        checkpoint.give(self, parts, saved, terms)
+        checkpoint.give(self, built, saved, terms)
         terms.report.dropped += left_out
         return terms.report
 
@@ -212,7 +214,7 @@ class Rebuilding:
         groups = (*before.groups, group)
         declaration = _changed(before, before.model, groups)
         model = before.live_model(required=False)
-        if self._parts is None and before.records is None:
+        if self._built is None and before.records is None:
             self._declaration = declaration
             try:
                 if model is not None and model.built:
@@ -271,8 +273,8 @@ def _changed(before: Declaration, model: Any, groups: Any) -> Declaration:
     return declaration
 
 
-def _gone(tracked: Sequence[Any], old: Parts | None, new: Parts) -> list[Any]:
-    """Returns the variables of old parts."""
+def _gone(tracked: Sequence[Any], old: BuiltOptimizer | None, new: BuiltOptimizer) -> list[Any]:
+    """Returns the variables of the old groups."""
     before, now = ({id(v) for v in p.entries().values()} if p else set() for p in (old, new))
     return [v for v in tracked if id(v) in before and id(v) not in now]
 

@@ -14,7 +14,7 @@ from keras_groupopt.base.checks import check_count, check_number
 from keras_groupopt.optimizer.declaration import Declaration
 from keras_groupopt.schedules.horizon import horizon
 from keras_groupopt.step import nonfinite, run_length
-from keras_groupopt.step.built import Parts
+from keras_groupopt.step.built import BuiltOptimizer
 
 Tensor = Any
 
@@ -24,7 +24,7 @@ class RunningValues:
 
     on_nonfinite: str
     _declaration: Declaration
-    _parts: Parts | None
+    _built: BuiltOptimizer | None
     _learning_rate: Any
     _iterations: Any
     _get_current_learning_rate: Any
@@ -58,15 +58,15 @@ class RunningValues:
 
         The rate of a variable is that of its group times its own of `ratios`.
         """
-        parts = self._built_parts("learning_rates")
+        built = self._require_built("learning_rates")
         base = ops.cast(self.learning_rate, "float32")
         at = ops.convert_to_tensor(self._iterations)
         with self.in_run():
-            return {group.name: group.rate(base, at) for group in parts.groups if not group.frozen}
+            return {group.name: group.rate(base, at) for group in built.groups if not group.frozen}
 
     def in_run(self) -> AbstractContextManager[Any]:
         """Returns a block in which schedules may be called that end with the run."""
-        return nullcontext() if self._parts is None else self._parts.in_run(self._iterations)
+        return nullcontext() if self._built is None else self._built.in_run(self._iterations)
 
     @property
     def total_steps(self) -> Any:
@@ -75,21 +75,21 @@ class RunningValues:
         0 while it is not known: the first `fit` that trains tells it, and it is kept and saved.
         Set it where there is no `fit`, or to let a further `fit` stretch the schedules.
         """
-        length = None if self._parts is None else self._parts.run_length
+        length = None if self._built is None else self._built.run_length
         return (self._declaration.total_steps or 0) if length is None else length.variable
 
     @total_steps.setter
     def total_steps(self, total_steps: int) -> None:
         total = check_count("total_steps", total_steps, 1, where="GroupedOptimizer")
         self._declaration.total_steps = total
-        if self._parts is None:
+        if self._built is None:
             return
-        if self._parts.run_length is None:
+        if self._built.run_length is None:
             raise ValueError(
                 '`total_steps` is for schedules with total_steps="fit". Received: '
                 f"total_steps={total_steps!r} for an optimizer without one."
             )
-        self._parts.run_length.set(total)
+        self._built.run_length.set(total)
 
     def check_run_length(self, end: int) -> None:
         """Warns, once for each, of schedules made for fewer steps than the run has.
@@ -97,19 +97,19 @@ class RunningValues:
         Args:
             end: The optimizer step at which the run ends.
         """
-        parts = self._built_parts("check_run_length")
-        total = None if parts.run_length is None else backend.on_host(parts.run_length.variable)
+        built = self._require_built("check_run_length")
+        total = None if built.run_length is None else backend.on_host(built.run_length.variable)
         with horizon(total or None):
-            run_length.warn_if_shorter(parts.plan, end, self._declaration.said_short)
+            run_length.warn_if_shorter(built.plan, end, self._declaration.said_short)
 
     @property
     def learning_rate_ratios(self) -> dict[str, Tensor]:
         """The present ratio of each group that moves, by name; float32 scalars."""
-        parts = self._built_parts("learning_rate_ratios")
+        built = self._require_built("learning_rate_ratios")
         at = ops.convert_to_tensor(self._iterations)
         return {
             group.name: group.scalars["learning_rate_ratio"].at(at)
-            for group in parts.groups
+            for group in built.groups
             if not group.frozen
         }
 
@@ -142,7 +142,7 @@ class RunningValues:
         self._set_scalar(group, "weight_decay", weight_decay)
 
     def _set_scalar(self, group: str, name: str, value: float) -> None:
-        part = self._built_parts(f"set_{name}")[group]
+        part = self._require_built(f"set_{name}")[group]
         if name not in part.scalars:
             raise ValueError(
                 f'`{name}` of group "{group}" cannot be set: it was declared '
@@ -158,7 +158,7 @@ class RunningValues:
     @property
     def skipped_steps(self) -> Any:
         """The steps, or micro-batches, skipped as gradients were not finite; an integer."""
-        guard = None if self._parts is None else self._parts.guard
+        guard = None if self._built is None else self._built.guard
         return 0 if guard is None else guard.skipped
 
     @property
@@ -167,16 +167,16 @@ class RunningValues:
 
         Reads a value of the device.
         """
-        parts = self._parts
-        if parts is None or parts.guard is None:
+        built = self._built
+        if built is None or built.guard is None:
             return None
-        number = backend.on_host(parts.guard.first)
-        return None if number == nonfinite.NONE else parts.groups[number].name
+        number = backend.on_host(built.guard.first)
+        return None if number == nonfinite.NONE else built.groups[number].name
 
     @property
     def micro_batches(self) -> Any:
         """The micro-batches in the window of gradient accumulation that is open; an integer."""
-        window = None if self._parts is None else self._parts.window
+        window = None if self._built is None else self._built.window
         return 0 if window is None else window.count
 
     def check_finite(self) -> None:
@@ -187,13 +187,13 @@ class RunningValues:
         Raises:
             FloatingPointError: If so; it names the first group at fault.
         """
-        parts = self._parts
-        if parts is None or parts.guard is None or self.on_nonfinite != "raise":
+        built = self._built
+        if built is None or built.guard is None or self.on_nonfinite != "raise":
             return
-        number = backend.on_host(parts.guard.first)
+        number = backend.on_host(built.guard.first)
         if number != nonfinite.NONE:
-            parts.guard.first.assign(nonfinite.NONE)
-            raise FloatingPointError(nonfinite.message(parts.groups[number].name))
+            built.guard.first.assign(nonfinite.NONE)
+            raise FloatingPointError(nonfinite.message(built.groups[number].name))
 
     def average_pairs(self) -> list[tuple[Any, Any]]:
         """Returns each average and the variable it is of, both Keras variables.
@@ -201,14 +201,14 @@ class RunningValues:
         Raises:
             ValueError: If the optimizer is not built, or keeps no averages.
         """
-        parts = self._built_parts("average_pairs")
-        if parts.averages is None:
+        built = self._require_built("average_pairs")
+        if built.averages is None:
             raise ValueError(
                 "`average_pairs` needs an optimizer with averages. Received: one without. Make it "
                 "with `GroupedOptimizer(ema=kgo.EMA(0.999))`."
             )
-        parts.capture_due(self._iterations)
-        return parts.average_pairs()
+        built.capture_due(self._iterations)
+        return built.average_pairs()
 
     @property
     def average_momentum(self) -> Tensor:
@@ -217,7 +217,7 @@ class RunningValues:
         Raises:
             ValueError: If the optimizer is not built, or keeps no averages.
         """
-        averages = self._built_parts("average_momentum").averages
+        averages = self._require_built("average_momentum").averages
         if averages is None:
             raise ValueError(
                 "`average_momentum` needs an optimizer with averages. Received: one without. Make "
@@ -234,25 +234,25 @@ class RunningValues:
             "the averages in place of the weights. Use `kgo.UseAveragedWeights()`."
         )
 
-    def _built_parts(self, asked: str) -> Parts:
-        if self._parts is None:
+    def _require_built(self, asked: str) -> BuiltOptimizer:
+        if self._built is None:
             raise ValueError(
                 f"`{asked}` needs a built optimizer. Received: one that is not built. Call "
                 "`optimizer.build(model.trainable_variables)` first."
             )
-        return self._parts
+        return self._built
 
     def capture_anchors(self) -> None:
         """Takes the present weights as the anchors of all anchored groups."""
-        for group in self._built_parts("capture_anchors").groups:
+        for group in self._require_built("capture_anchors").groups:
             group.capture_anchors()
 
     def anchor_drift(self) -> dict[str, Tensor]:
         """Returns `‖w − anchor‖` per group that has a stored anchor; float32 scalars."""
-        parts = self._built_parts("anchor_drift")
-        parts.capture_due(self._iterations)
+        built = self._require_built("anchor_drift")
+        built.capture_due(self._iterations)
         return {
             group.name: group.drift()
-            for group in parts.groups
+            for group in built.groups
             if any(anchor is not None for anchor in group.anchors)
         }

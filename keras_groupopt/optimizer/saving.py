@@ -9,28 +9,28 @@ from typing import Any
 from keras_groupopt import backend, checkpoint
 from keras_groupopt.base import text
 from keras_groupopt.optimizer.declaration import Declaration
-from keras_groupopt.step.built import Parts
+from keras_groupopt.step.built import BuiltOptimizer
 
 
 class Persistence:
     """The part of `GroupedOptimizer` that Keras' saving calls."""
 
     _declaration: Declaration
-    _parts: Parts | None
+    _built: BuiltOptimizer | None
     _is_built: bool
     _iterations: Any
     _variables: list[Any]
     _layout: Any
-    _built_parts: Any
+    _require_built: Any
 
     @property
     def variables(self) -> list[Any]:
         """All state: the optimizer's own, then each group's rule's; last what is not saved."""
-        parts = getattr(self, "_parts", None)
-        if parts is None:
+        built = getattr(self, "_built", None)
+        if built is None:
             return self._variables[:]
-        parts.capture_due(self._iterations)
-        return self._variables[:] + parts.rule_variables + parts.passing_variables
+        built.capture_due(self._iterations)
+        return self._variables[:] + built.rule_variables + built.passing_variables
 
     @property
     def changing_variables(self) -> list[Any]:
@@ -57,7 +57,7 @@ class Persistence:
                 variable.check(weight)
         for variable, weight in zip(variables, weights, strict=True):
             variable.assign(weight)
-        for group in [] if self._parts is None else self._parts.groups:
+        for group in [] if self._built is None else self._built.groups:
             group.anchors_unknown = False
 
     def save_own_variables(self, store: Any) -> None:
@@ -70,10 +70,10 @@ class Persistence:
         if pending is not None:
             waiting = checkpoint.as_pending(self, pending[0])
             checkpoint.write(store, waiting.manifest, waiting.values)
-        elif self._parts is not None and not self._parts.averages_in_weights:
-            self._parts.capture_due(self._iterations)
-            entries = checkpoint.entries_of(self, self._parts)
-            layout = checkpoint.manifest_of(entries, self._parts)
+        elif self._built is not None and not self._built.averages_in_weights:
+            self._built.capture_due(self._iterations)
+            entries = checkpoint.entries_of(self, self._built)
+            layout = checkpoint.manifest_of(entries, self._built)
             model = self._declaration.live_model(required=False)
             checkpoint.write(store, layout, entries, model)
 
@@ -165,30 +165,30 @@ class Persistence:
         pending = self._declaration.pending
         if pending is not None:
             return checkpoint.as_pending(self, pending[0])
-        return checkpoint.take(self, self._built_parts(asked))
+        return checkpoint.take(self, self._require_built(asked))
 
     def _accept(self, saved: checkpoint.Saved, terms: checkpoint.Terms) -> checkpoint.Report:
         """Takes state, now or when built."""
-        if self._parts is not None and self._parts.averages_in_weights:
+        if self._built is not None and self._built.averages_in_weights:
             raise ValueError(
                 "The optimizer state must not be loaded within `kgo.averaged_weights`, which "
                 "puts back the weights of before. Received: averages in the weights' place. Load "
                 "outside of the block."
             )
-        if self._parts is None:
+        if self._built is None:
             declared = self._declaration.defaults.learning_rate
             self._declaration.pending = (checkpoint.give_early(self, declared, saved), terms)
             if self._declaration.gradient_rule is not None:
                 self._declaration.gradient_rule.late.clear()
             terms.report.fill(checkpoint.Report(status="waits for the build"))
         else:
-            checkpoint.give(self, self._parts, saved, terms, self._declaration.resting)
+            checkpoint.give(self, self._built, saved, terms, self._declaration.resting)
             self._declaration.pending = None
         return terms.report
 
     def _note_weights_without_state(self) -> None:
         note_new_weights(self)
-        if self._parts is not None and backend.on_host(self._iterations) != 0:
+        if self._built is not None and backend.on_host(self._iterations) != 0:
             warnings.warn(
                 "The file holds weights but no optimizer state. The optimizer stays as it is: at "
                 f"step {backend.on_host(self._iterations)}, with its moments and anchors.",
@@ -201,32 +201,32 @@ def note_new_weights(optimizer: Any) -> None:
 
     So they are the averages before these begin.
     """
-    parts = optimizer._parts
-    if parts is None:
+    built = optimizer._built
+    if built is None:
         return
-    if parts.averages is not None:
-        parts.averages.settled = False
-        if backend.on_host(parts.averages.made) == 0:
-            parts.averages.statistics.clear()
+    if built.averages is not None:
+        built.averages.settled = False
+        if backend.on_host(built.averages.made) == 0:
+            built.averages.statistics.clear()
     if backend.on_host(optimizer.iterations) == 0:
-        parts.anchors_are_due = True
+        built.anchors_are_due = True
 
 
 def remember(optimizer: Any) -> Callable[[], None]:
     """Returns a function that puts back what loading changes beside the variables."""
-    declaration, parts = optimizer._declaration, optimizer._parts
+    declaration, built = optimizer._declaration, optimizer._built
     pending = declaration.pending
-    due = None if parts is None else parts.due
-    averages = None if parts is None or parts.averages is None else parts.averages.remember()
-    unknown = [] if parts is None else [group.anchors_unknown for group in parts.groups]
+    due = None if built is None else built.due
+    averages = None if built is None or built.averages is None else built.averages.remember()
+    unknown = [] if built is None else [group.anchors_unknown for group in built.groups]
 
     def put_back() -> None:
         declaration.pending = pending
         if averages is not None:
             averages()
-        if parts is not None and due is not None:
-            parts.due = due
-            for group, value in zip(parts.groups, unknown, strict=True):
+        if built is not None and due is not None:
+            built.due = due
+            for group, value in zip(built.groups, unknown, strict=True):
                 group.anchors_unknown = value
 
     return put_back

@@ -10,7 +10,7 @@ from keras_groupopt.checkpoint.carried import carried
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.plan.plan import Plan
 from keras_groupopt.selectors import layer_paths
-from keras_groupopt.step.built import Parts
+from keras_groupopt.step.built import BuiltOptimizer
 
 
 def transfer_state(old: Any, new: Any) -> checkpoint.Report:
@@ -55,27 +55,29 @@ def transfer_state(old: Any, new: Any) -> checkpoint.Report:
             "a model that changed, call `optimizer.rebuild(model)`."
         )
     terms = checkpoint.Terms(strict=False, moves=True)
-    parts, pending = source._parts, source._declaration.pending
-    if parts is None or pending is not None:
+    built, pending = source._built, source._declaration.pending
+    if built is None or pending is not None:
         if pending is None:
             raise ValueError(
                 "`old` must have state. Received: an optimizer that is neither built nor loaded."
             )
         target._accept(checkpoint.as_pending(source, pending[0]), terms)
     else:
-        present, plan = _present(target, parts)
-        saved, left_out = carried(checkpoint.take(source, parts), parts, present, plan)
+        present, plan = _present(target, built)
+        saved, left_out = carried(checkpoint.take(source, built), built, present, plan)
         target._accept(saved, terms)
         terms.report.dropped += left_out
-    if target._parts is None:
+    if target._built is None:
         terms.report.status = "waits for the build"
     return terms.report
 
 
-def _present(optimizer: GroupedOptimizer, old: Parts) -> tuple[dict[int, str], Plan | None]:
+def _present(
+    optimizer: GroupedOptimizer, old: BuiltOptimizer
+) -> tuple[dict[int, str], Plan | None]:
     """Returns the layer paths by identity that an optimizer has or will have, and its plan."""
-    if optimizer._parts is not None:
-        return optimizer._parts.paths, optimizer.plan
+    if optimizer._built is not None:
+        return optimizer._built.paths, optimizer.plan
     declaration = optimizer._declaration
     model = declaration.live_model(required=False)
     if model is not None and model.built:

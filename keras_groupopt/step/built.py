@@ -14,16 +14,16 @@ from keras_groupopt.selectors.layer_names import plain_names
 from keras_groupopt.step import averages
 from keras_groupopt.step.accumulation import Window
 from keras_groupopt.step.averages import Averages, Pair
-from keras_groupopt.step.built_group import GroupParts
+from keras_groupopt.step.built_group import BuiltGroup
 from keras_groupopt.step.gradient_rule_state import GradientState, Wanted
-from keras_groupopt.step.measurements import Measures
+from keras_groupopt.step.measurements import Measurements
 from keras_groupopt.step.nonfinite import Guard
 from keras_groupopt.step.run_length import RunLength
 
 Tensor = Any
 
 
-class Parts:
+class BuiltOptimizer:
     """All groups of a built optimizer, and where each trainable variable is.
 
     A plain object on purpose: Keras tracks lists and optimizers set on an optimizer, and would
@@ -44,7 +44,7 @@ class Parts:
         self.variables = list(variables)
         prefixes = plain_names(planned.name for planned in plan.groups)
         self.groups = [
-            GroupParts(
+            BuiltGroup(
                 planned, plan, [variables[v.position] for v in planned.variables], model, prefix
             )
             for planned, prefix in zip(plan.groups, prefixes, strict=True)
@@ -55,7 +55,7 @@ class Parts:
                 self.places[variable.position] = (number, index)
         self.digest = 0
         # What steps measure on request.
-        self.measures: Measures | None = None
+        self.measurements: Measurements | None = None
         # Weights without optimizer state were loaded before the first step: they are the anchors,
         # but other layers may still be loading.
         self.anchors_are_due = False
@@ -158,7 +158,7 @@ class Parts:
                 if found is not None and not found.is_schedule:
                     found.set(value)
 
-    def __getitem__(self, name: str) -> GroupParts:
+    def __getitem__(self, name: str) -> BuiltGroup:
         self.plan[name]
         return next(group for group in self.groups if group.name == name)
 
@@ -205,7 +205,7 @@ class Parts:
     def passing_variables(self) -> list[Any]:
         """What a compiled step uses for a while; no part of the state to save."""
         swept = [group.swept for group in self.groups if group.swept is not None]
-        return swept if self.measures is None else [*self.measures.variables, *swept]
+        return swept if self.measurements is None else [*self.measurements.variables, *swept]
 
     @property
     def rule_variables(self) -> list[Any]:

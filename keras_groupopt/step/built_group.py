@@ -24,7 +24,7 @@ from keras_groupopt.step.variable_rates import VariableRates
 Tensor = Any
 
 
-class GroupParts:
+class BuiltGroup:
     """One group of a built optimizer.
 
     Args:

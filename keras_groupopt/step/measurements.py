@@ -33,12 +33,12 @@ Means = dict[str, dict[str | None, float]]
 GRADIENT_NORM, UPDATE_RATIO, CLIP_SHARE = NAMES = ("gradient_norm", "update_ratio", "clip_share")
 
 
-class Measures:
+class Measurements:
     """The sums of what was asked for, over the optimizer steps since they were last reset.
 
     Args:
         names: What to measure, some of `NAMES`.
-        groups: The parts of each group.
+        groups: The built groups.
     """
 
     def __init__(self, names: Iterable[str], groups: Sequence[Any]) -> None:

@@ -15,9 +15,9 @@ from keras import ops
 from keras_groupopt import backend
 from keras_groupopt.base import compat
 from keras_groupopt.step import accumulation, clipping, nonfinite
-from keras_groupopt.step.built import Parts
-from keras_groupopt.step.built_group import GroupParts
-from keras_groupopt.step.measurements import Before, Measures
+from keras_groupopt.step.built import BuiltOptimizer
+from keras_groupopt.step.built_group import BuiltGroup
+from keras_groupopt.step.measurements import Before, Measurements
 
 Tensor = Any
 
@@ -38,13 +38,13 @@ class Routed:
     gradients: list[list[Tensor]]
     indices: list[list[int]]
     absent: list[list[int]]
-    written: list[tuple[GroupParts, int, Tensor | None]]
+    written: list[tuple[BuiltGroup, int, Tensor | None]]
     paths: list[str]
 
     @classmethod
-    def empty(cls, parts: Parts) -> Routed:
+    def empty(cls, built: BuiltOptimizer) -> Routed:
         """Returns one without any variable."""
-        count = len(parts.groups)
+        count = len(built.groups)
         return cls(
             gradients=[[] for _ in range(count)],
             indices=[[] for _ in range(count)],
@@ -75,11 +75,13 @@ class Settings:
     sample_count: Tensor | None = None
 
 
-def step(parts: Parts, routed: Routed, settings: Settings, variables: Sequence[Any]) -> None:
+def step(
+    built: BuiltOptimizer, routed: Routed, settings: Settings, variables: Sequence[Any]
+) -> None:
     """Takes the gradients of one micro-batch, and does the optimizer step that they complete.
 
     Args:
-        parts: The built groups.
+        built: The built groups.
         routed: The gradients, sorted.
         settings: What else is needed.
         variables: Every variable that may be read or assigned.
@@ -91,17 +93,17 @@ def step(parts: Parts, routed: Routed, settings: Settings, variables: Sequence[A
     if settings.loss_scale_factor is not None:
         factor = 1.0 / settings.loss_scale_factor
         routed.gradients = [backend.scale(own, factor) for own in routed.gradients]
-    if parts.window is not None:
-        parts.window.expect(settings.sample_count)
-    keep, norms = _check(parts, routed, settings)
+    if built.window is not None:
+        built.window.expect(settings.sample_count)
+    keep, norms = _check(built, routed, settings)
     if keep is False:
         return
-    if parts.window is not None:
-        _accumulate(parts, parts.window, routed, settings, keep, variables)
+    if built.window is not None:
+        _accumulate(built, built.window, routed, settings, keep, variables)
     elif keep is None:
-        joint_step(parts, routed, settings, variables, norms)
+        joint_step(built, routed, settings, variables, norms)
     else:
-        backend.when(keep, lambda: joint_step(parts, routed, settings, variables, norms), variables)
+        backend.when(keep, lambda: joint_step(built, routed, settings, variables, norms), variables)
 
 
 def on_each_device(
@@ -121,11 +123,11 @@ def on_each_device(
         state: The optimizer's variables.
     """
     came = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
-    parts = [gradient for gradient, _ in came]
+    own = [gradient for gradient, _ in came]
     largest = [compat.overwritten_by_gradient(variable) for _, variable in came]
     samples = accumulation.check_samples(sample_count)
     if samples is not None:
-        parts.append(ops.cast(samples, "float32"))
+        own.append(ops.cast(samples, "float32"))
         largest.append(False)
 
     def run(whole: list[Tensor]) -> None:
@@ -133,11 +135,11 @@ def on_each_device(
         sums = [None if gradient is None else next(each) for gradient in gradients]
         function(sums, next(each, None))
 
-    backend.over_replicas(run, parts, [*state, *variables], largest)
+    backend.over_replicas(run, own, [*state, *variables], largest)
 
 
 def route(
-    parts: Parts,
+    built: BuiltOptimizer,
     gradients: Sequence[Tensor | None],
     positions: Sequence[int],
     reach: Sequence[int],
@@ -145,7 +147,7 @@ def route(
     """Sorts gradients by group.
 
     Args:
-        parts: The built groups.
+        built: The built groups.
         gradients: One per position; `None` where there is none.
         positions: Places of their variables among those the optimizer was built with.
         reach: Places of all variables that the step may read and assign.
@@ -153,12 +155,12 @@ def route(
     Raises:
         ValueError: If every gradient is `None`.
     """
-    routed = Routed.empty(parts)
+    routed = Routed.empty(built)
     came = set(positions)
     missing = [(None, position) for position in reach if position not in came]
     for gradient, position in [*zip(gradients, positions, strict=True), *missing]:
-        number, index = parts.places[position]
-        group = parts.groups[number]
+        number, index = built.places[position]
+        group = built.groups[number]
         if group.frozen:
             continue
         if gradient is None and position in came:
@@ -178,14 +180,14 @@ def route(
     return routed
 
 
-def _check(parts: Parts, routed: Routed, settings: Settings) -> tuple[Any, Tensor | None]:
+def _check(built: BuiltOptimizer, routed: Routed, settings: Settings) -> tuple[Any, Tensor | None]:
     """Looks at the gradients before anything takes them in.
 
     Returns:
         Whether the step may go on: `None` where it may, `False` where it may not, and a tensor in
         a compiled step. And the norm per group that has gradients, where it was taken.
     """
-    if parts.guard is None or not any(routed.gradients):
+    if built.guard is None or not any(routed.gradients):
         return None, None
     numbers, norms = nonfinite.group_norms(routed.gradients)
     finite = nonfinite.are_finite(norms)
@@ -193,24 +195,24 @@ def _check(parts: Parts, routed: Routed, settings: Settings) -> tuple[Any, Tenso
     if known:
         return None, norms
     first = nonfinite.first_at_fault(numbers, norms)
-    parts.guard.record(finite, first)
+    built.guard.record(finite, first)
     if known is None:
         return finite, norms
     if settings.on_nonfinite == "raise":
-        parts.guard.first.assign(nonfinite.NONE)
-        raise FloatingPointError(nonfinite.message(parts.groups[int(first)].name))
+        built.guard.first.assign(nonfinite.NONE)
+        raise FloatingPointError(nonfinite.message(built.groups[int(first)].name))
     return False, norms
 
 
 def _accumulate(
-    parts: Parts,
+    built: BuiltOptimizer,
     window: accumulation.Window,
     routed: Routed,
     settings: Settings,
     keep: Tensor | None,
     variables: Sequence[Any],
 ) -> None:
-    for group, own, indices in zip(parts.groups, routed.gradients, routed.indices, strict=True):
+    for group, own, indices in zip(built.groups, routed.gradients, routed.indices, strict=True):
         backend.accumulate(
             [group.accumulators[i] for i in indices], own, settings.sample_count, keep
         )
@@ -227,11 +229,11 @@ def _accumulate(
     if backend.known(full):
         # A new window may begin with sample counts, or without.
         window.weighted = None
-    backend.when(full, lambda: apply_window(parts, window, routed, settings, variables), variables)
+    backend.when(full, lambda: apply_window(built, window, routed, settings, variables), variables)
 
 
 def apply_window(
-    parts: Parts,
+    built: BuiltOptimizer,
     window: accumulation.Window,
     routed: Routed,
     settings: Settings,
@@ -240,15 +242,15 @@ def apply_window(
     """Does the optimizer step of the open window, and empties it.
 
     Args:
-        parts: The built groups.
+        built: The built groups.
         window: The window.
         routed: Which variables surely have a gradient in the window, and which may have.
         settings: What else is needed.
         variables: Every variable that may be read or assigned.
     """
-    mean = Routed.empty(parts)
-    uncertain: list[tuple[GroupParts, int, Tensor]] = []
-    for number, group in enumerate(parts.groups):
+    mean = Routed.empty(built)
+    uncertain: list[tuple[BuiltGroup, int, Tensor]] = []
+    for number, group in enumerate(built.groups):
         for index in sorted((*routed.indices[number], *routed.absent[number])):
             accumulator = group.accumulators[index]
             if index in routed.absent[number]:
@@ -265,16 +267,16 @@ def apply_window(
     mean.written = [(group, index, _written(group, index)) for group, index, _ in routed.written]
     before = [(group.state_at(index), came) for group, index, came in uncertain]
     old = [[ops.copy(ops.convert_to_tensor(v)) for v in state] for state, _ in before]
-    weights = _move(parts, mean, settings)
+    weights = _move(built, mean, settings)
     for (state, came), values in zip(before, old, strict=True):
         for variable, value in zip(state, values, strict=True):
             variable.assign(ops.where(came, ops.convert_to_tensor(variable), value))
-    _finish(parts, mean, settings, variables, weights)
+    _finish(built, mean, settings, variables, weights)
     # All of them: a variable may have been frozen since its gradient came.
-    window.reset(parts.accumulators)
+    window.reset(built.accumulators)
 
 
-def _written(group: GroupParts, index: int) -> Tensor:
+def _written(group: BuiltGroup, index: int) -> Tensor:
     """Returns the next value of a variable that its gradients of the window overwrite."""
     largest = ops.convert_to_tensor(group.accumulators[index])
     came = ops.any(ops.not_equal(largest, 0))
@@ -282,12 +284,12 @@ def _written(group: GroupParts, index: int) -> Tensor:
 
 
 def flush(
-    parts: Parts, window: accumulation.Window, settings: Settings, variables: Sequence[Any]
+    built: BuiltOptimizer, window: accumulation.Window, settings: Settings, variables: Sequence[Any]
 ) -> None:
     """Does the step of a window that is not full, with what its micro-batches brought."""
-    known = parts.with_gradient or [set() for _ in parts.groups]
-    routed = Routed.empty(parts)
-    for number, group in enumerate(parts.groups):
+    known = built.with_gradient or [set() for _ in built.groups]
+    routed = Routed.empty(built)
+    for number, group in enumerate(built.groups):
         for index, variable in enumerate([] if group.frozen else group.variables):
             if compat.overwritten_by_gradient(variable):
                 routed.written.append((group, index, None))
@@ -295,12 +297,12 @@ def flush(
                 routed.indices[number].append(index)
             elif getattr(variable, "trainable", True):
                 routed.absent[number].append(index)
-    apply_window(parts, window, routed, settings, variables)
+    apply_window(built, window, routed, settings, variables)
     window.weighted = None
 
 
 def joint_step(
-    parts: Parts,
+    built: BuiltOptimizer,
     routed: Routed,
     settings: Settings,
     variables: Sequence[Any],
@@ -309,24 +311,24 @@ def joint_step(
     """Clips in groups, clips over all groups, lets each group decay and update, and averages.
 
     Args:
-        parts: The built groups.
+        built: The built groups.
         routed: The gradients, sorted.
         settings: What else is needed.
         variables: Every variable that may be read or assigned.
         norms: The norms of the groups' gradients, where they are known.
     """
-    weights = _move(parts, routed, settings, norms)
-    _finish(parts, routed, settings, variables, weights)
+    weights = _move(built, routed, settings, norms)
+    _finish(built, routed, settings, variables, weights)
 
 
 def _move(
-    parts: Parts, routed: Routed, settings: Settings, norms: Tensor | None = None
+    built: BuiltOptimizer, routed: Routed, settings: Settings, norms: Tensor | None = None
 ) -> Before | None:
     """Moves the weights; returns what the measurements need of them before, if anything."""
     weights = None
-    if parts.measures is not None:
-        norms = parts.measures.note_gradients(routed.gradients, norms)
-        weights = parts.measures.weights_before(routed.indices, routed.absent)
+    if built.measurements is not None:
+        norms = built.measurements.note_gradients(routed.gradients, norms)
+        weights = built.measurements.weights_before(routed.indices, routed.absent)
     at = ops.convert_to_tensor(settings.iterations)
     base = settings.base()
     for group, index, gradient in routed.written:
@@ -334,14 +336,14 @@ def _move(
             group.variables[index].assign(gradient)
     gradients = [
         group.clip(own) if own else own
-        for group, own in zip(parts.groups, routed.gradients, strict=True)
+        for group, own in zip(built.groups, routed.gradients, strict=True)
     ]
     scale = None
     if settings.global_clipnorm is not None:
-        if any(any(group.clipping) for group in parts.groups if not group.frozen):
+        if any(any(group.clipping) for group in built.groups if not group.frozen):
             norms = None
-        scale = _joint_scale(gradients, settings.global_clipnorm, norms, parts.measures)
-    for group, own, places in zip(parts.groups, gradients, routed.indices, strict=True):
+        scale = _joint_scale(gradients, settings.global_clipnorm, norms, built.measurements)
+    for group, own, places in zip(built.groups, gradients, routed.indices, strict=True):
         if own:
             group.update(own, places, base, at, scale)
         elif not group.frozen:
@@ -350,21 +352,21 @@ def _move(
 
 
 def _finish(
-    parts: Parts,
+    built: BuiltOptimizer,
     routed: Routed,
     settings: Settings,
     variables: Sequence[Any],
     weights: Before | None,
 ) -> None:
-    if parts.measures is not None:
-        parts.measures.note_step(routed.indices, weights)
+    if built.measurements is not None:
+        built.measurements.note_step(routed.indices, weights)
     at = ops.convert_to_tensor(settings.iterations)
-    if parts.averages is not None:
-        pairs = parts.average_pairs(
+    if built.averages is not None:
+        pairs = built.average_pairs(
             [(*own, *none) for own, none in zip(routed.indices, routed.absent, strict=True)]
         )
-        parts.averages.update(pairs, at, variables)
-        parts.averages.overwrite(pairs, at, variables)
+        built.averages.update(pairs, at, variables)
+        built.averages.overwrite(pairs, at, variables)
     settings.iterations.assign_add(1)
 
 
@@ -372,7 +374,7 @@ def _joint_scale(
     gradients: list[list[Tensor]],
     limit: float,
     norms: Tensor | None,
-    measures: Measures | None,
+    measurements: Measurements | None,
 ) -> Tensor | None:
     if not any(gradients):
         return None
@@ -380,6 +382,6 @@ def _joint_scale(
         # By groups, as where norms are known: the same numbers to the bit.
         _, norms = nonfinite.group_norms(gradients)
     norm = ops.sqrt(ops.sum(ops.square(norms)))
-    if measures is not None:
-        measures.note_joint_clip(norm, limit)
+    if measurements is not None:
+        measurements.note_joint_clip(norm, limit)
     return clipping.scale_for(norm, limit)

@@ -75,8 +75,8 @@ class Attachment:
         """What is kept for the rule, once there is something."""
         if self._own is not None:
             return self._own
-        parts = None if self._optimizer is None else self._optimizer._parts
-        return parts.gradient_state if parts is not None and self._keeps(parts) else None
+        built = None if self._optimizer is None else self._optimizer._built
+        return built.gradient_state if built is not None and self._keeps(built) else None
 
     @property
     def compiled(self) -> bool:
@@ -93,9 +93,9 @@ class Attachment:
         """What is kept here, as the optimizer does not."""
         return self._own_variables
 
-    def _keeps(self, parts: Any) -> bool:
-        """Whether built parts keep what this model's rule asked for."""
-        state = parts.gradient_state
+    def _keeps(self, built: Any) -> bool:
+        """Whether the built optimizer keeps what this model's rule asked for."""
+        state = built.gradient_state
         return state is not None and state.wanted is self._wanted
 
     def catalog(self) -> Any:
@@ -125,8 +125,8 @@ class Attachment:
                 "`kgo.GroupedOptimizer(model=model, ...)`, or take the optimizer over by "
                 "`kgo.from_optimizer(optimizer, model)`."
             )
-        parts = optimizer._parts if own else None
-        if parts is not None and self._keeps(parts):
+        built = optimizer._built if own else None
+        if built is not None and self._keeps(built):
             self._optimizer = optimizer
             return
         rule._current = rule.current
@@ -203,10 +203,10 @@ class Attachment:
 
     def _frozen(self) -> set[int]:
         """Returns the identities of variables in frozen groups."""
-        parts = None if self._optimizer is None else self._optimizer._parts
-        if parts is None:
+        built = None if self._optimizer is None else self._optimizer._built
+        if built is None:
             return set()
-        return {id(v) for group in parts.groups if group.frozen for v in group.variables}
+        return {id(v) for group in built.groups if group.frozen for v in group.variables}
 
     # Step ---------------------------------------------------------------------------------------
 

@@ -195,7 +195,7 @@ def averages_of(model: Any, asked: str) -> tuple[GroupedOptimizer, Averages]:
             f"{type(optimizer).__name__}. Call "
             "`model.compile(kgo.GroupedOptimizer(ema=kgo.EMA(0.999)), ...)`."
         )
-    averages = optimizer._built_parts(asked).averages
+    averages = optimizer._require_built(asked).averages
     if averages is None:
         raise ValueError(
             f"`{asked}` needs an optimizer with averages. Received: one without. Make it with "

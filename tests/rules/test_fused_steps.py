@@ -196,7 +196,7 @@ def test_state_is_slots_anchors_averages_and_accumulators_and_scalars() -> None:
 def uses_fused_step(rule: Any, **options: Any) -> bool:
     own = optimizer(rule, True, **options)
     own.build(variables(SHAPES))
-    (group,) = own._parts.groups
+    (group,) = own._built.groups
     return group._updates.is_fused
 
 
@@ -268,7 +268,7 @@ def test_a_layer_wise_and_a_matrix_rule_keep_their_own_update() -> None:
 def test_it_is_switched_off_by_one_argument_that_a_config_keeps() -> None:
     own = optimizer("adam", False)
     own.build(variables(SHAPES))
-    assert not own._parts.groups[0]._updates.is_fused
+    assert not own._built.groups[0]._updates.is_fused
     assert kgo.GroupedOptimizer.from_config(own.get_config()).fused is False
     with pytest.raises(TypeError, match=r"`fused` must be True or False. Received: fused=1"):
         kgo.GroupedOptimizer(fused=1)

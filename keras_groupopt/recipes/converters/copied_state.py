@@ -11,7 +11,7 @@ from keras_groupopt.base import compat, text
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.rules import slots
 from keras_groupopt.rules.registry import type_of
-from keras_groupopt.step.built_group import GroupParts
+from keras_groupopt.step.built_group import BuiltGroup
 
 
 def copy_state(
@@ -35,7 +35,7 @@ def copy_state(
             f"them once. Received: {', '.join(map(str, sorted(steps)))} steps."
         )
     converted.build(list(model.trainable_variables))
-    groups = [part for part in converted._built_parts("converting").groups if not part.frozen]
+    groups = [part for part in converted._require_built("converting").groups if not part.frozen]
     pairs = {part.name: _pairs(part, owners, strict) for part in groups}
     for step in steps:
         converted.iterations.assign(step)
@@ -48,7 +48,7 @@ def copy_state(
             part.rule.iterations.assign(next(iter(steps), 0))
 
 
-def _pairs(part: GroupParts, owners: Mapping[int, Any], strict: bool) -> list[tuple[Any, Any]]:
+def _pairs(part: BuiltGroup, owners: Mapping[int, Any], strict: bool) -> list[tuple[Any, Any]]:
     """Returns each state variable of a group with the one it is copied from."""
     found: dict[tuple[int | None, str], Any] = {}
     inners = {id(inner): inner for v in part.ruled if (inner := owners.get(id(v))) is not None}

@@ -14,7 +14,7 @@ from keras_groupopt.base import text
 from keras_groupopt.base.unwrap import unwrap
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.recipes.converters import foreign_axes
-from keras_groupopt.step.built_group import GroupParts
+from keras_groupopt.step.built_group import BuiltGroup
 
 _MOMENTS = {"exp_avg": "momentums", "exp_avg_sq": "velocities"}
 
@@ -99,10 +99,10 @@ def load_torch_state(
             "`state_dict` must be what `state_dict()` of a torch optimizer gave, with `state` and "
             f"`param_groups`. Received: {held[:200]}. Of a checkpoint pass the optimizer's entry."
         )
-    parts = optimizer._built_parts("load_torch_state")
+    built = optimizer._require_built("load_torch_state")
     targets = {
         planned.path: _Target(planned.path, part, variable)
-        for part in parts.groups
+        for part in built.groups
         if not part.frozen
         for planned, variable in zip(part.planned.variables, part.variables, strict=True)
     }
@@ -175,7 +175,7 @@ class _Target:
     """One variable of the optimizer, and its slots."""
 
     path: str
-    part: GroupParts
+    part: BuiltGroup
     variable: Any
 
     @property

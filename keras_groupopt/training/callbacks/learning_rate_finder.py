@@ -348,12 +348,12 @@ def _build(model: Any, optimizer: Any) -> Any:
         if not outer.built:
             outer.build(model.trainable_variables)
         return lambda: None
-    if optimizer._parts is not None and optimizer._parts.averages_in_weights:
+    if optimizer._built is not None and optimizer._built.averages_in_weights:
         raise ValueError(
             f"`{_WHERE}` must be called when the model has its weights. Received: averages in "
             "their place. Call it outside of `kgo.averaged_weights(model)`."
         )
-    was_built = optimizer._parts is not None
+    was_built = optimizer._built is not None
     if outer.built:
         return lambda: None
     waiting = optimizer._declaration.pending is not None
@@ -366,7 +366,7 @@ def _build(model: Any, optimizer: Any) -> Any:
 
     def stay_built() -> None:
         # Weights may be loaded until the first step, as before a build.
-        optimizer._built_parts(_WHERE).anchors_are_due = True
+        optimizer._require_built(_WHERE).anchors_are_due = True
 
     return stay_built
 

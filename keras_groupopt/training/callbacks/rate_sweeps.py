@@ -56,9 +56,9 @@ class GroupRates:
     """
 
     def __init__(self, optimizer: GroupedOptimizer) -> None:
-        parts = optimizer._built_parts("LearningRateFinder")
-        self._optimizer, self._parts = optimizer, parts
-        self._moving = [group for group in parts.groups if not group.frozen and group.variables]
+        built = optimizer._require_built("LearningRateFinder")
+        self._optimizer, self._built = optimizer, built
+        self._moving = [group for group in built.groups if not group.frozen and group.variables]
         self.groups = tuple(group.name for group in self._moving)
         # Per group the factor of the base rate, or its own rate.
         self._factors: dict[str, float] = {}
@@ -76,7 +76,7 @@ class GroupRates:
     @contextlib.contextmanager
     def _no_run(self) -> Iterator[None]:
         """Returns a context in which no `fit` is the run that schedules are made for."""
-        length, declaration = self._parts.run_length, self._optimizer._declaration
+        length, declaration = self._built.run_length, self._optimizer._declaration
         unknown = length is not None and length.is_unknown
         if length is not None and unknown:
             length.pretended = ENDLESS

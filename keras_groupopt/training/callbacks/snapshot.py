@@ -30,16 +30,16 @@ class Snapshot:
     def __init__(self, model: Any) -> None:
         self._model = model
         optimizer = unwrap(model.optimizer)
-        self._parts = optimizer._parts if isinstance(optimizer, GroupedOptimizer) else None
+        self._built = optimizer._built if isinstance(optimizer, GroupedOptimizer) else None
         # Before `variables` is read, which takes what is due.
         self._fields: dict[str, Any] = {}
         self._put_back_averages: Any = None
-        if self._parts is not None:
+        if self._built is not None:
             names = ("due", "received", "received_in", "with_gradient", "warned")
-            self._fields = {name: getattr(self._parts, name) for name in names}
-            self._fields["warned"] = set(self._parts.warned)
-            if self._parts.averages is not None:
-                self._put_back_averages = self._parts.averages.remember()
+            self._fields = {name: getattr(self._built, name) for name in names}
+            self._fields["warned"] = set(self._built.warned)
+            if self._built.averages is not None:
+                self._put_back_averages = self._built.averages.remember()
         variables = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
         self._values = [
             (variable, backend.copies(variable))
@@ -66,7 +66,7 @@ class Snapshot:
         if self._put_back_averages is not None:
             self._put_back_averages()
         for name, field in self._fields.items():
-            setattr(self._parts, name, set(field) if name == "warned" else field)
+            setattr(self._built, name, set(field) if name == "warned" else field)
         python, numpy, own = self._generators
         random.setstate(python)
         np.random.set_state(numpy)

@@ -1,6 +1,7 @@
 # Two commands set everything up by themselves, on a machine that has Python, make and git:
 #
 #   make demo                  fine-tunes a pretrained model (BACKEND=tensorflow|jax|torch, ARGS="--seeds 2")
+#   make check                 what to run while you work: a few minutes
 #   make test                  every check there is; .ci/run is this command
 #
 # Environments live in .venv-*; each is made again from nothing when its requirements change.
@@ -98,7 +99,13 @@ clean:
 # --- Checks ------------------------------------------------------------------------------------
 # Each leaves what it printed in build/checks, so that two can run at a time and be read one by one.
 
-CHECKS := lint types lowest $(BACKENDS:%=suite-%) $(BACKENDS:%=wheel-%)
+CHECKS := suite-tensorflow suite-jax suite-torch programs-tensorflow lowest once types lint \
+	programs-jax programs-torch $(BACKENDS:%=wheel-%)
+# What to run while you work.
+DAILY := once step-and-rules types lint
+test_on = KERAS_BACKEND=$(1) $(quiet_backends) $(jax_cache) $(test_python) -m pytest -p no:cacheprovider
+# JAX compiles each program once, for all checks together.
+jax_cache := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.1
 # $(call check,NAME,COMMAND)
 define check
 	@mkdir -p $(logs)
@@ -108,13 +115,20 @@ define check
 	{ echo "=== $(1)"; cat $(logs)/$(1).txt; }; exit $$code
 endef
 
-.PHONY: test checks $(CHECKS)
-test:
+.PHONY: test check checks daily $(CHECKS) $(DAILY)
+# $(call run,TARGET,CHECKS)
+define run
 	@rm -rf $(logs)
-	@status=0; $(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) checks || status=$$?; \
-	tools/summarise_checks.sh $(logs) $(CHECKS); \
+	@status=0; $(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) $(1) || status=$$?; \
+	tools/summarise_checks.sh $(logs) $(2); \
 	exit $$status
+endef
+test:
+	$(call run,checks,$(CHECKS))
+check:
+	$(call run,daily,$(DAILY))
 checks: $(CHECKS)
+daily: $(DAILY)
 
 lint: .venv-test/ready
 	$(call check,$@,$(test_python) -m ruff check . && $(test_python) -m ruff format --check .)
@@ -122,11 +136,22 @@ lint: .venv-test/ready
 types: .venv-test/ready
 	$(call check,$@,$(test_python) -m mypy)
 
+# What does not depend on the backend runs on torch, which starts and steps soonest.
+once: .venv-test/ready
+	$(call check,$@,$(call test_on,torch) -m once)
+
+step-and-rules: .venv-test/ready
+	$(call check,$@,$(call test_on,torch) -m "not once" tests/step tests/rules)
+
 $(BACKENDS:%=suite-%): suite-%: .venv-test/ready
-	$(call check,$@,KERAS_BACKEND=$* $(quiet_backends) $(test_python) -m pytest -p no:cacheprovider)
+	$(call check,$@,$(call test_on,$*) -m "not once and not program")
+
+$(BACKENDS:%=programs-%): programs-%: .venv-test/ready
+	$(call check,$@,$(call test_on,$*) -m program)
 
 lowest: .venv-lowest/ready
-	$(call check,$@,KERAS_BACKEND=jax .venv-lowest/bin/python -m pytest -p no:cacheprovider)
+	$(call check,$@,KERAS_BACKEND=jax $(jax_cache) .venv-lowest/bin/python -m pytest \
+		-p no:cacheprovider -m "once or keras_api")
 
 # The wheel is tried outside of the checkout, beside one backend and nothing else.
 dist/built: .venv-test/ready pyproject.toml README.md LICENSE $(shell find keras_groupopt -name '*.py*')

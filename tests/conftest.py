@@ -7,12 +7,30 @@ import os
 import pathlib
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
+
+# Markers by place. The tests of pure parts, and the doctests of those parts, run on one backend.
+MARKERS = {
+    "once": (
+        *(f"tests/{folder}/" for folder in ("selectors", "plan", "schedules", "house")),
+        *(f"keras_groupopt/{folder}/" for folder in ("base", "selectors", "plan", "schedules")),
+    ),
+    "program": ("tests/programs/",),
+    # These use the most of Keras' API; with the oldest Keras, they are what has failed.
+    "keras_api": (
+        "tests/checkpoint/",
+        "tests/rules/test_contracts.py",
+        "tests/step/test_fit.py",
+        "tests/step/test_loss_scale.py",
+        "tests/step/test_rebuild.py",
+        "tests/training/",
+    ),
+}
 
 # No deadline: the first example may pay for a compilation. In CI the same examples each time.
 hypothesis.settings.register_profile("local", deadline=None)
@@ -26,19 +44,31 @@ def backend() -> str:
     return os.environ["KERAS_BACKEND"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    current = os.environ["KERAS_BACKEND"]
     for item in items:
-        for marker in item.iter_markers("backends"):
-            if current not in marker.args:
-                reason = marker.kwargs["reason"]
-                item.add_marker(pytest.mark.skip(reason=f"not on {current}: {reason}"))
-        for marker in item.iter_markers("needs_keras"):
-            (oldest,) = marker.args
-            installed = importlib.metadata.version("keras")
-            if numbers(installed) < numbers(oldest):
-                reason = marker.kwargs["reason"]
-                item.add_marker(pytest.mark.skip(reason=f"not with Keras {installed}: {reason}"))
+        place = item.path.relative_to(REPOSITORY).as_posix()
+        for marker, places in MARKERS.items():
+            if place.startswith(places) and not (marker == "once" and needs_its_backend(item)):
+                item.add_marker(marker)
+        for reason in reasons_to_skip(item):
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def needs_its_backend(item: pytest.Item) -> bool:
+    """Returns whether a test is not for torch, the backend of what runs once."""
+    return any("torch" not in marker.args for marker in item.iter_markers("backends"))
+
+
+def reasons_to_skip(item: pytest.Item) -> Iterator[str]:
+    """Yields why a test cannot run on this backend or with this Keras."""
+    backend, keras = os.environ["KERAS_BACKEND"], importlib.metadata.version("keras")
+    for marker in item.iter_markers("backends"):
+        if backend not in marker.args:
+            yield f"not on {backend}: {marker.kwargs['reason']}"
+    for marker in item.iter_markers("needs_keras"):
+        if numbers(keras) < numbers(*marker.args):
+            yield f"not with Keras {keras}: {marker.kwargs['reason']}"
 
 
 def numbers(version: str) -> tuple[int, ...]:

@@ -83,6 +83,7 @@ def test_the_demo_logs_the_rate_of_each_group_and_pulls_the_backbone_back(whole)
     assert 0 == start_row["drift_resnet8"] < rows[-1]["drift_resnet8"]
 
 
+@pytest.mark.backends("torch", reason="each example runs on one backend")
 def test_a_demo_stopped_with_ctrl_c_goes_on_where_it_stopped(whole, tmp_path):
     demo = start(tmp_path)
     plain = wait_for(tmp_path, "*/test-plain-*=0.json", demo)
@@ -105,6 +106,7 @@ def test_a_demo_stopped_with_ctrl_c_goes_on_where_it_stopped(whole, tmp_path):
             assert row == pytest.approx(expected_row, rel=1e-4), name
 
 
+@pytest.mark.backends("jax", reason="each example runs on one backend")
 def test_each_method_of_the_sharpness_example_is_the_one_before_and_one_thing_more(
     new_process, tmp_path
 ):
@@ -121,6 +123,7 @@ def test_each_method_of_the_sharpness_example_is_the_one_before_and_one_thing_mo
         assert f"{result['accuracy']:.3f}" in printed
 
 
+@pytest.mark.backends("tensorflow", reason="each example runs on one backend")
 def test_the_transformer_is_trained_by_rules_and_rates_that_are_said_apart(new_process, tmp_path):
     few = ("--seeds", "1", "--epochs", "1", "--steps", "2", "--runs", str(tmp_path))
     example = EXAMPLES / "train_transformer_muon.py"
@@ -180,6 +183,7 @@ def write_mails(archive: pathlib.Path) -> None:
                 files.addfile(entry, io.BytesIO(mail))
 
 
+@pytest.mark.backends("torch", reason="each example runs on one backend")
 def test_a_text_encoder_is_fine_tuned_with_rates_that_fall_with_the_depth(new_process, tmp_path):
     write_tiny_encoder(tmp_path / "site")
     write_mails(tmp_path / "mails.tgz")
@@ -243,6 +247,7 @@ def test_the_text_encoder_gives_the_numbers_of_its_original(monkeypatch, tmp_pat
     np.testing.assert_allclose(vector, x.mean(0), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.backends("jax", reason="each example runs on one backend")
 def test_the_picture_of_minima_shows_the_losses_that_are_printed(new_process, tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "new folder" / "picture.png"

@@ -21,11 +21,15 @@ import keras_groupopt as kgo
 HARNESS = pathlib.Path(__file__).with_name("kill_resume.py")
 
 
+def only(backend: str) -> Any:
+    return pytest.mark.backends(backend, reason="each way runs on one backend")
+
+
 @pytest.mark.parametrize(
     ("way", "kills", "loses_files"),
     [
-        pytest.param("backup", 12, False, id="BackupAndRestore"),
-        pytest.param("checkpoint", 8, True, id="ModelCheckpoint with a file per epoch"),
+        pytest.param("backup", 12, False, id="BackupAndRestore", marks=only("torch")),
+        pytest.param("checkpoint", 8, True, id="ModelCheckpoint", marks=only("jax")),
     ],
 )
 def test_a_run_that_is_killed_ends_where_a_whole_run_ends(new_process, way, kills, loses_files):

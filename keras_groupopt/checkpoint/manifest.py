@@ -15,7 +15,7 @@ import numpy as np
 from keras_groupopt.checkpoint import keys
 from keras_groupopt.checkpoint.checksums import bytes_of, checksum_of
 from keras_groupopt.checkpoint.declared import declared_as, declared_scalars
-from keras_groupopt.plan.group import Rule
+from keras_groupopt.plan.group import RuleSpec
 from keras_groupopt.plan.plan import PlannedGroup
 from keras_groupopt.rules.registry import rule_class, type_of
 from keras_groupopt.step import gradient_rule_state
@@ -54,7 +54,7 @@ def _group(planned: PlannedGroup) -> dict[str, Any]:
     }
 
 
-def _class_name(rule: Rule, where: str) -> str:
+def _class_name(rule: RuleSpec, where: str) -> str:
     """Returns the name a rule's class is registered under, however the rule was given."""
     target = rule.target
     if isinstance(target, str):

@@ -26,10 +26,10 @@ from keras_groupopt.optimizer.model_binding import Binding
 from keras_groupopt.optimizer.rebuilding import Rebuilding
 from keras_groupopt.optimizer.run_values import RunningValues
 from keras_groupopt.optimizer.saving import Persistence
-from keras_groupopt.plan import plan as planning
 from keras_groupopt.plan import resolve
 from keras_groupopt.plan.averages import Average, as_average
 from keras_groupopt.plan.group import as_anchor, as_exclusion, as_groups, as_rule
+from keras_groupopt.plan.plan import Defaults, Plan, with_state_bytes
 from keras_groupopt.plan.ratios import as_ratios
 from keras_groupopt.rules import registry
 from keras_groupopt.selectors import default_exclude_from_decay
@@ -201,7 +201,7 @@ class GroupedOptimizer(
         self.ratios = tuple((ratio.selector, ratio.value) for ratio in assigned)
         average = as_average(ema, use_ema, ema_momentum, ema_overwrite_frequency)
         self.gradient_accumulation_steps = check_steps(gradient_accumulation_steps, where)
-        defaults = planning.Defaults(
+        defaults = Defaults(
             learning_rate=base,
             rule=check_default_rule(as_rule(rule, where=where)),
             weight_decay=self.weight_decay,
@@ -317,7 +317,7 @@ class GroupedOptimizer(
             return declaration.records is not None
         return built.run_length is None or not built.run_length.is_unknown
 
-    def _make_built(self, plan: planning.Plan, variables: list[Any]) -> BuiltOptimizer:
+    def _make_built(self, plan: Plan, variables: list[Any]) -> BuiltOptimizer:
         # A build that fails leaves nothing behind: what may fail comes before what is kept.
         declaration, before = self._declaration, len(self._variables)
         with checkpoint.beside_weights(), backend.beside([self._iterations, *variables]):
@@ -341,7 +341,7 @@ class GroupedOptimizer(
             for variable in self._variables[before:]:
                 compat.untrack(self, variable)
             raise
-        built.plan = planning.with_state_bytes(plan, built.state_bytes())
+        built.plan = with_state_bytes(plan, built.state_bytes())
         return built
 
     # Step ---------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import keras
 from keras_groupopt import backend
 from keras_groupopt.base import compat, text
 from keras_groupopt.optimizer.declaration import Declaration
-from keras_groupopt.plan import plan as planning
 from keras_groupopt.plan import resolve
+from keras_groupopt.plan.plan import Plan, with_state_bytes, without_decay
 from keras_groupopt.rules import registry, state_size
 from keras_groupopt.selectors import layer_paths
 from keras_groupopt.step import gradient_rule_state
@@ -36,7 +36,7 @@ class Binding:
     _change_gradient_state: Any
 
     @property
-    def plan(self) -> planning.Plan:
+    def plan(self) -> Plan:
         """The plan: the built one, or a preview for the model as it is now.
 
         Raises:
@@ -51,7 +51,7 @@ class Binding:
                 "`GroupedOptimizer(model=...)` or call `optimizer.bind(model)`."
             )
         preview = self._resolve(list(model.trainable_variables))
-        self._declaration.preview = planning.with_state_bytes(preview, state_size.estimate(preview))
+        self._declaration.preview = with_state_bytes(preview, state_size.estimate(preview))
         return self._declaration.preview
 
     def bind(self, model: Any) -> None:
@@ -166,28 +166,28 @@ class Binding:
             "again; the optimizer keeps its state."
         )
 
-    def _resolve(self, variables: list[Any]) -> planning.Plan:
+    def _resolve(self, variables: list[Any]) -> Plan:
         plan = self._resolve_declared(variables)
         overwritten = [i for i, v in enumerate(variables) if compat.overwritten_by_gradient(v)]
         for planned in plan.groups:
             ruled = [v for v in planned.variables if v.position not in overwritten]
             shapes = [(variable.path, variable.shape) for variable in ruled]
             registry.check_shapes(planned.group.rule, shapes, planned.group.where)
-        return self._with_gradient_rule(planning.without_decay(plan, overwritten))
+        return self._with_gradient_rule(without_decay(plan, overwritten))
 
-    def _with_gradient_rule(self, plan: planning.Plan) -> planning.Plan:
+    def _with_gradient_rule(self, plan: Plan) -> Plan:
         wanted = self._declaration.gradient_rule
         if wanted is None:
             return plan
         scalars = {f"{wanted.name}.{name}": value for name, value in wanted.scalars.items()}
         return dataclasses.replace(plan, gradient_rule=scalars)
 
-    def _resolve_declared(self, variables: list[Any]) -> planning.Plan:
+    def _resolve_declared(self, variables: list[Any]) -> Plan:
         declaration = self._declaration
         groups, defaults = declaration.groups, declaration.defaults
         if declaration.records is not None:
             infos = layer_paths.describe_variables(variables).infos
-            return resolve.bind(
+            return resolve.plan_from_records(
                 declaration.records, groups, defaults, infos, declaration.records_provisional
             )
         model = declaration.live_model()
@@ -235,7 +235,7 @@ class Binding:
                     return info.path
         return str(getattr(variable, "path", variable.name))
 
-    def _say_if_changed(self, plan: planning.Plan) -> None:
+    def _say_if_changed(self, plan: Plan) -> None:
         preview = self._declaration.preview
         difference = preview.compare(plan) if preview is not None else None
         if difference:

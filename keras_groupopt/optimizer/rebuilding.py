@@ -15,10 +15,9 @@ from keras_groupopt.base import compat, text
 from keras_groupopt.checkpoint.carried import Copies, carried
 from keras_groupopt.optimizer import config
 from keras_groupopt.optimizer.declaration import Declaration
-from keras_groupopt.plan import plan as planning
 from keras_groupopt.plan import resolve
 from keras_groupopt.plan.group import Group, as_groups
-from keras_groupopt.plan.plan import Plan
+from keras_groupopt.plan.plan import Plan, with_state_bytes
 from keras_groupopt.rules import registry
 from keras_groupopt.step.built import BuiltOptimizer
 from keras_groupopt.step.gradient_rule_state import GradientState, Wanted
@@ -155,9 +154,7 @@ class Rebuilding:
         new.go_on_from(old)
         for variable in [] if old is None else old.variables:
             compat.untrack(self, variable)
-        built.plan = self._with_gradient_rule(
-            planning.with_state_bytes(built.plan, built.state_bytes())
-        )
+        built.plan = self._with_gradient_rule(with_state_bytes(built.plan, built.state_bytes()))
 
     def _give_old_state(
         self, old: BuiltOptimizer | None, built: BuiltOptimizer

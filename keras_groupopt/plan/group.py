@@ -35,7 +35,7 @@ _FOREIGN_STEPS = ("apply_gradients", "step", "update")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Rule:
+class RuleSpec:
     """The algorithm of a group, without a rate of its own. Made by `kgo.rule`.
 
     Args:
@@ -73,7 +73,7 @@ class Rule:
         return f"rule({target}{arguments})"
 
 
-def rule(target: str | type, **arguments: Any) -> Rule:
+def rule(target: str | type, **arguments: Any) -> RuleSpec:
     """Names an algorithm and its arguments, for `Group(rule=...)`.
 
     Args:
@@ -84,7 +84,7 @@ def rule(target: str | type, **arguments: Any) -> Rule:
             `clipvalue` become the group's.
 
     Returns:
-        A `Rule`. Only explicit arguments count: Keras' AdamW default of 0.004 is not a decay.
+        A `RuleSpec`. Only explicit arguments count: Keras' AdamW default of 0.004 is not a decay.
 
     Raises:
         ValueError: If an argument is a rate, or one that only the whole optimizer can mean.
@@ -119,17 +119,17 @@ def rule(target: str | type, **arguments: Any) -> Rule:
                 f"`{name}` must not be set on a rule. Received: {name}={arguments[name]!r} in "
                 f"rule({label!r}). Set it on {place}."
             )
-    return Rule(target, dict(arguments))
+    return RuleSpec(target, dict(arguments))
 
 
-def as_rule(value: Any, *, where: str) -> Rule | None:
-    """Returns `value` (a name, a class, a `Rule` or an optimizer instance) as a `Rule`."""
-    if value is None or isinstance(value, Rule):
+def as_rule(value: Any, *, where: str) -> RuleSpec | None:
+    """Returns `value` (a name, a class, a `RuleSpec` or an optimizer instance) as a `RuleSpec`."""
+    if value is None or isinstance(value, RuleSpec):
         return value
     if isinstance(value, (str, type)):
         return rule(value)
     if hasattr(value, "apply") and hasattr(value, "get_config"):
-        return Rule(value)
+        return RuleSpec(value)
     must = (
         "`rule` must be the name of an optimizer, an optimizer class, `kgo.rule(...)` or an "
         "optimizer instance."

@@ -12,11 +12,11 @@ from keras_groupopt.plan.averages import Average
 from keras_groupopt.plan.averages import describe as describe_average
 from keras_groupopt.plan.group import Anchor, Group
 from keras_groupopt.plan.ratios import Ratio
-from keras_groupopt.plan.schedule_bindings import ScheduleBinding, bindings
-from keras_groupopt.plan.views import compare as compare_view
-from keras_groupopt.plan.views import html as html_view
-from keras_groupopt.plan.views import plot as curves_view
-from keras_groupopt.plan.views import table as table_view
+from keras_groupopt.plan.schedule_bindings import ScheduleBinding, schedule_bindings
+from keras_groupopt.plan.views.compare import PlanDifference, compare
+from keras_groupopt.plan.views.html import to_html
+from keras_groupopt.plan.views.plot import figure
+from keras_groupopt.plan.views.table import summary
 from keras_groupopt.schedules.from_base import FromBase
 from keras_groupopt.selectors import Selector
 
@@ -149,7 +149,7 @@ class Plan:
         Each has `group` (`None` where it is of all groups), `field` and `schedule`, and reads as
         a sentence when printed. A schedule that drives nothing is refused when the plan is made.
         """
-        return tuple(bindings(self))
+        return tuple(schedule_bindings(self))
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -200,7 +200,7 @@ class Plan:
         else:
             places, shares, total = sampled_rates.points_of(at, self, steps)
             rates = sampled_rates.curves(self, places, total, shares)
-        table_view.summary(self.to_dict(), rates=rates, **options)
+        summary(self.to_dict(), rates=rates, **options)
 
     def plot(self, steps: int | None = None, path: Any = None, log: bool | None = None) -> Any:
         """Draws each group's rate over a run, with ratios, decays and momentums that there are.
@@ -223,16 +223,14 @@ class Plan:
             ValueError: If `steps` is needed and not given, or smaller than 1.
             TypeError: If it is no integer.
         """
-        return curves_view.figure(
-            sampled_rates.sampled(self, sampled_rates.run_length(self, steps)), path, log
-        )
+        return figure(sampled_rates.sampled(self, sampled_rates.run_length(self, steps)), path, log)
 
-    def compare(self, other: Plan) -> compare_view.PlanDifference:
+    def compare(self, other: Plan) -> PlanDifference:
         """Returns what differs in `other`; the result is falsy when nothing does."""
-        return compare_view.compare(self.to_dict(), other.to_dict())
+        return compare(self.to_dict(), other.to_dict())
 
     def _repr_html_(self) -> str:
-        return html_view.to_html(self.to_dict())
+        return to_html(self.to_dict())
 
 
 def describe_scalar(value: Any) -> str | float | None:

@@ -1,7 +1,7 @@
 """From groups and a model's variables to a `Plan`, checked.
 
-`resolve` assigns every trainable variable to one group; `bind` makes the same plan again from its
-records, for a model rebuilt from a file.
+`resolve` assigns every trainable variable to one group. `plan_from_records` makes the same plan
+again from its records, for a model that was rebuilt from a file.
 """
 
 from __future__ import annotations
@@ -310,7 +310,7 @@ def _planned_variable(
     )
 
 
-def bind(
+def plan_from_records(
     records: Sequence[dict[str, Any]],
     groups: Sequence[Group],
     defaults: Defaults,

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from keras_groupopt.base.checks import check_count, is_schedule
-from keras_groupopt.plan.schedule_bindings import ScheduleBinding, bindings
+from keras_groupopt.plan.schedule_bindings import ScheduleBinding, schedule_bindings
 from keras_groupopt.schedules.from_base import FromBase
 from keras_groupopt.schedules.horizon import end_of, horizon, needs_horizon
 
@@ -161,7 +161,7 @@ class _Reader:
         self._known: dict[tuple[int, int], float] = {}
 
     def at(self, steps: Sequence[int], shares: Sequence[Any] = ()) -> Curves:
-        driven = list(bindings(self.plan))
+        driven = list(schedule_bindings(self.plan))
         with horizon(self.total):
             return {
                 "steps": list(steps),
@@ -233,7 +233,7 @@ class _Reader:
 
 def _schedules(plan: Any) -> list[Any]:
     """Every schedule that drives something in a plan."""
-    return [found.schedule for found in bindings(plan) if is_schedule(found.schedule)]
+    return [found.schedule for found in schedule_bindings(plan) if is_schedule(found.schedule)]
 
 
 def _products(first: Sequence[float], second: Sequence[float]) -> list[float]:

@@ -28,7 +28,7 @@ class ScheduleBinding(NamedTuple):
         return f"{self.group or 'all groups'}: {self.field} follows {name}"
 
 
-def bindings(plan: Any) -> Iterator[ScheduleBinding]:
+def schedule_bindings(plan: Any) -> Iterator[ScheduleBinding]:
     """Yields what schedules drive in a plan, group by group, then what all groups share."""
     for planned in plan.groups:
         if not planned.group.frozen:
@@ -86,7 +86,7 @@ def check_drives(plan: Any) -> None:
             for ratio in defaults.ratios
         },
     }
-    driving = {id(binding.schedule) for binding in bindings(plan)}
+    driving = {id(binding.schedule) for binding in schedule_bindings(plan)}
     for name, (schedule, reason) in declared.items():
         scheduled = callable(schedule) if name == "learning_rate" else is_schedule(schedule)
         if scheduled and id(schedule) not in driving:

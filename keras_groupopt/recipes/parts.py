@@ -16,7 +16,7 @@ from keras_groupopt.selectors.layer_paths import describe_model
 from keras_groupopt.selectors.variable_info import VariableCatalog
 
 __all__ = [
-    "Parts",
+    "ModelParts",
     "candidates",
     "check_number_of",
     "found_head",
@@ -28,7 +28,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Parts:
+class ModelParts:
     """All weights of a model, each in one part.
 
     Args:
@@ -43,7 +43,7 @@ class Parts:
     head: frozenset[int]
 
 
-def parts_of(model: Any, head: Any = None, blocks: Any = None) -> Parts:
+def parts_of(model: Any, head: Any = None, blocks: Any = None) -> ModelParts:
     """Divides the weights of a model into stem, blocks and head.
 
     A weight in several parts counts with the lowest, as does one that the graph does not show. What
@@ -72,7 +72,7 @@ def parts_of(model: Any, head: Any = None, blocks: Any = None) -> Parts:
                 f"{_paths(catalog, both)} in both. Take them out of one; `head=` says what it is."
             )
         rest = catalog.everything - top - frozenset[int]().union(*below)
-        return Parts(catalog, [rest, *below] if rest else below, top)
+        return ModelParts(catalog, [rest, *below] if rest else below, top)
     if not has_graph(model):
         raise no_graph(
             model,
@@ -124,7 +124,7 @@ def _found(model: Any, head: tuple[VariableCatalog, frozenset[int]] | None) -> A
 
 def _divided(
     catalog: VariableCatalog, parts: Sequence[frozenset[int]], head: frozenset[int]
-) -> Parts:
+) -> ModelParts:
     taken: set[int] = set()
     below: list[frozenset[int]] = []
     for part in parts:
@@ -133,7 +133,7 @@ def _divided(
     rest = catalog.everything - taken - head
     below = [below[0] | rest, *below[1:]] if below else [rest]
     # What is below too, such as a tied embedding, moves with what is below.
-    return Parts(catalog, [part for part in below if part], head - taken)
+    return ModelParts(catalog, [part for part in below if part], head - taken)
 
 
 def _given_blocks(blocks: Any, catalog: VariableCatalog) -> list[frozenset[int]]:

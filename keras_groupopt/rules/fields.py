@@ -19,7 +19,7 @@ from keras import ops
 
 from keras_groupopt import backend
 from keras_groupopt.base.checks import is_schedule
-from keras_groupopt.plan.group import Rule
+from keras_groupopt.plan.group import RuleSpec
 from keras_groupopt.schedules.horizon import end_of, horizon
 
 Tensor = Any
@@ -34,7 +34,7 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _values: weakref.WeakKeyDictionary[Any, dict[float, float]] = weakref.WeakKeyDictionary()
 
 
-def scheduled(rule: Rule) -> dict[str, Any]:
+def scheduled(rule: RuleSpec) -> dict[str, Any]:
     """Returns the arguments of a rule that are schedules, by name."""
     given = rule.arguments if rule.config is None else rule.config
     return {name: value for name, value in given.items() if is_schedule(value)}
@@ -97,7 +97,7 @@ class ScheduledFields:
 
 
 def check_fields(
-    rule: Rule, make: Any, parameters: Mapping[str, inspect.Parameter], where: str
+    rule: RuleSpec, make: Any, parameters: Mapping[str, inspect.Parameter], where: str
 ) -> None:
     """Tries the schedules of a rule on small variables, as a compiled step would.
 
@@ -130,7 +130,7 @@ def check_fields(
 
 
 def _fields_read(
-    make: Any, schedules: Mapping[str, Any], shape: tuple[int, ...], rule: Rule, where: str
+    make: Any, schedules: Mapping[str, Any], shape: tuple[int, ...], rule: RuleSpec, where: str
 ) -> set[str] | None:
     """Returns which fields a rule reads for a variable of a shape; `None` if it takes none such."""
     read: set[str] = set()
@@ -174,7 +174,7 @@ def _watch(instance: Any, names: frozenset[str], read: set[str]) -> None:
     object.__setattr__(instance, "__class__", type(cls.__name__, (cls,), {"__getattribute__": get}))
 
 
-def _drives_nothing(rule: Rule, name: str, schedule: Any, where: str) -> str:
+def _drives_nothing(rule: RuleSpec, name: str, schedule: Any, where: str) -> str:
     return (
         f"A schedule must drive something. Received: {name}={type(schedule).__name__}(...) in "
         f"{where}, whose rule {rule.label!r} does not read `{name}` when it updates. Give a "
@@ -182,7 +182,7 @@ def _drives_nothing(rule: Rule, name: str, schedule: Any, where: str) -> str:
     )
 
 
-def _not_scheduled(rule: Rule, name: str, schedule: Any, where: str, reason: str) -> str:
+def _not_scheduled(rule: RuleSpec, name: str, schedule: Any, where: str, reason: str) -> str:
     return (
         f"`{name}` must be a number for the rule {rule.label!r}. Received: "
         f"{name}={type(schedule).__name__}(...) in {where}: {reason}."

@@ -11,7 +11,7 @@ from keras import ops
 from keras_groupopt import backend
 from keras_groupopt.base import compat
 from keras_groupopt.base.checks import is_schedule
-from keras_groupopt.plan.group import LIFTED, Rule, as_rule
+from keras_groupopt.plan.group import LIFTED, RuleSpec, as_rule
 from keras_groupopt.rules import checks, registry
 from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.serialization import deserialize_rule, serialize_rule
@@ -154,12 +154,12 @@ class _Ahead:
     An optimizer set on an optimizer would be saved a second time.
     """
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: RuleSpec) -> None:
         self.rule = rule
         self.optimizer: Any = None
 
 
-def _checked_rule(value: Any) -> Rule:
+def _checked_rule(value: Any) -> RuleSpec:
     if isinstance(value, dict):
         value = deserialize_rule(value)
     rule = as_rule(value, where=_WHERE)

@@ -1,4 +1,4 @@
-"""From a declared `Rule` to a fresh optimizer for one group, and to JSON and back."""
+"""From a declared `RuleSpec` to a fresh optimizer for one group, and to JSON and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import keras
 
 from keras_groupopt.base import compat
-from keras_groupopt.plan.group import FOREIGN_OPTIMIZER, LIFTED, WHOLE_ONLY, Group, Rule
+from keras_groupopt.plan.group import FOREIGN_OPTIMIZER, LIFTED, WHOLE_ONLY, Group, RuleSpec
 from keras_groupopt.rules import checks, fields
 from keras_groupopt.rules.adabelief import AdaBelief
 from keras_groupopt.rules.adafactor import Adafactor
@@ -57,7 +57,7 @@ def rule_names() -> dict[str, type]:
     return {name: cls for name, cls in names.items() if name not in _WRAPPERS}
 
 
-def rule_class(rule: Rule, where: str) -> Any:
+def rule_class(rule: RuleSpec, where: str) -> Any:
     """Returns the optimizer class of `rule`.
 
     Raises:
@@ -156,12 +156,12 @@ def lift_instance(group: Group) -> Group:
     _check_not_twice(group, moved)
     _check_decays(config, group)
     moved["learning_rate"] = declared
-    plain = Rule(type_of(instance), _explicit_arguments(config, instance), config, instance)
+    plain = RuleSpec(type_of(instance), _explicit_arguments(config, instance), config, instance)
     check_rule(plain, group.where)
     return dataclasses.replace(group, rule=plain, **moved)
 
 
-def check_rule(rule: Rule, where: str) -> None:
+def check_rule(rule: RuleSpec, where: str) -> None:
     """Makes a rule once, to see that its class takes its arguments, schedules among them.
 
     Raises:
@@ -192,7 +192,7 @@ def check_rule(rule: Rule, where: str) -> None:
     fields.check_fields(rule, lambda: make_rule(rule, 0.0, where), parameters, where)
 
 
-def rule_of(instance: Any) -> Rule:
+def rule_of(instance: Any) -> RuleSpec:
     """Returns the algorithm of an optimizer, built or not, as a rule without a rate.
 
     Decay, clipping and what only the whole optimizer can mean are left out.
@@ -200,14 +200,16 @@ def rule_of(instance: Any) -> Rule:
     config = _config_of(instance)
     arguments = _explicit_arguments(config, instance)
     outside = {"learning_rate", *LIFTED, *WHOLE_ONLY}
-    return Rule(
+    return RuleSpec(
         type_of(instance),
         {name: value for name, value in arguments.items() if not name.endswith("weight_decay")},
         {name: value for name, value in config.items() if name not in outside},
     )
 
 
-def check_shapes(rule: Rule | None, shapes: list[tuple[str, tuple[int, ...]]], where: str) -> None:
+def check_shapes(
+    rule: RuleSpec | None, shapes: list[tuple[str, tuple[int, ...]]], where: str
+) -> None:
     """Refuses variables that a rule cannot move.
 
     A rule class that has such variables says so in a class method `check_shapes(shapes, where)`.
@@ -280,7 +282,7 @@ def _check_decays(config: Any, group: Group) -> None:
             )
 
 
-def make_rule(rule: Rule, learning_rate: float | Callable[[], Any], where: str) -> Any:
+def make_rule(rule: RuleSpec, learning_rate: float | Callable[[], Any], where: str) -> Any:
     """Returns a new optimizer for `rule` at `learning_rate`, without decay or clipping.
 
     Raises:
@@ -313,7 +315,7 @@ def _parameters(cls: Any) -> dict[str, inspect.Parameter]:
     return parameters
 
 
-def _argument_hint(cls: type, rule: Rule) -> str:
+def _argument_hint(cls: type, rule: RuleSpec) -> str:
     known = list(_parameters(cls))
     hints = [
         f"`{name}` is not one of them; did you mean `{near[0]}`?"
@@ -323,7 +325,7 @@ def _argument_hint(cls: type, rule: Rule) -> str:
     return " ".join(hints)
 
 
-def claim_instance(rule: Rule, owner: Any, where: str) -> None:
+def claim_instance(rule: RuleSpec, owner: Any, where: str) -> None:
     """Notes that `owner` was built with an instance, and refuses a second live owner.
 
     Raises:

@@ -7,11 +7,11 @@ from typing import Any
 
 import keras
 
-from keras_groupopt.plan.group import Rule
+from keras_groupopt.plan.group import RuleSpec
 from keras_groupopt.rules.registry import rule_names, type_of
 
 
-def serialize_rule(rule: Rule | None) -> Any:
+def serialize_rule(rule: RuleSpec | None) -> Any:
     """Returns plain JSON for a rule: a name, or a class and its arguments or config."""
     if rule is None:
         return None
@@ -27,7 +27,7 @@ def serialize_rule(rule: Rule | None) -> Any:
     return {"class": name, "module": cls.__module__, **saved}
 
 
-def deserialize_rule(config: Any) -> Rule | None:
+def deserialize_rule(config: Any) -> RuleSpec | None:
     """Returns the rule that `serialize_rule` was given.
 
     Raises:
@@ -44,12 +44,12 @@ def deserialize_rule(config: Any) -> Rule | None:
     if full is not None:
         full = keras.saving.deserialize_keras_object(full)
     target = config["name"] if "name" in config else _class_of(config["class"], config["module"])
-    return Rule(target, arguments, full)
+    return RuleSpec(target, arguments, full)
 
 
 def _plain(argument: Any) -> Any:
     """Returns an argument that is itself a rule as plain JSON."""
-    return serialize_rule(argument) if isinstance(argument, Rule) else argument
+    return serialize_rule(argument) if isinstance(argument, RuleSpec) else argument
 
 
 def _is_rule(argument: Any) -> bool:

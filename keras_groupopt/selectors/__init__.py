@@ -22,9 +22,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from keras_groupopt.selectors import held, leaves, queries
+from keras_groupopt.selectors import by_object, by_property, by_xpath
 from keras_groupopt.selectors.algebra import Selector, as_selector
-from keras_groupopt.selectors.held import set_function_serializer
+from keras_groupopt.selectors.by_object import set_function_serializer
 from keras_groupopt.selectors.variable_info import VariableInfo
 
 __all__ = [
@@ -69,7 +69,7 @@ def path(pattern: str) -> Selector:
     >>> path("mobilenetv2/**/kernel")
     path("mobilenetv2/**/kernel")
     """
-    return leaves.Path(pattern)
+    return by_property.Path(pattern)
 
 
 def regex(pattern: str) -> Selector:
@@ -91,7 +91,7 @@ def regex(pattern: str) -> Selector:
     >>> regex(r"encoder/block_[0-5]")
     regex("encoder/block_[0-5]")
     """
-    return leaves.Regex(pattern)
+    return by_property.Regex(pattern)
 
 
 def layer(*layers: Any) -> Selector:
@@ -117,7 +117,7 @@ def layer(*layers: Any) -> Selector:
     >>> layer("encoder/block_1")
     layer("encoder/block_1")
     """
-    return held.Layer(*layers)
+    return by_object.Layer(*layers)
 
 
 def layer_type(*names: str | type) -> Selector:
@@ -137,7 +137,7 @@ def layer_type(*names: str | type) -> Selector:
     >>> layer_type("BatchNormalization", "LayerNormalization")
     layer_type("BatchNormalization", "LayerNormalization")
     """
-    return leaves.LayerType(*names)
+    return by_property.LayerType(*names)
 
 
 def variable_name(*names: str) -> Selector:
@@ -157,7 +157,7 @@ def variable_name(*names: str) -> Selector:
     >>> variable_name("bias", "gamma")
     variable_name("bias", "gamma")
     """
-    return leaves.VariableName(*names)
+    return by_property.VariableName(*names)
 
 
 def rank(
@@ -183,7 +183,7 @@ def rank(
     >>> rank(min=2)
     rank(min=2)
     """
-    return leaves.Rank(rank, min, max)
+    return by_property.Rank(rank, min, max)
 
 
 def variables(*variables: Any) -> Selector:
@@ -204,7 +204,7 @@ def variables(*variables: Any) -> Selector:
     >>> variables("head/kernel")
     variables("head/kernel")
     """
-    return held.Variables(*variables)
+    return by_object.Variables(*variables)
 
 
 def everything() -> Selector:
@@ -217,7 +217,7 @@ def everything() -> Selector:
     >>> everything()
     everything()
     """
-    return leaves.Everything()
+    return by_property.Everything()
 
 
 def where(function: Callable[[VariableInfo], bool]) -> Selector:
@@ -239,7 +239,7 @@ def where(function: Callable[[VariableInfo], bool]) -> Selector:
     >>> where(is_large)
     where(is_large)
     """
-    return held.Where(function)
+    return by_object.Where(function)
 
 
 def xpath(query: str) -> Selector:
@@ -265,12 +265,12 @@ def xpath(query: str) -> Selector:
     >>> xpath("//Dense[@name='head']") - rank(max=1)
     xpath("//Dense[@name='head']") & ~rank(max=1)
     """
-    selector = queries.XPath(query)
+    selector = by_xpath.XPath(query)
     selector.check()
     return selector
 
 
-default_exclude_from_decay: Selector = rank(max=1) | leaves.VariableName(
+default_exclude_from_decay: Selector = rank(max=1) | by_property.VariableName(
     "bias", "gamma", "beta", required=False
 )
 """What decay leaves out unless told otherwise: vectors and scalars, and all biases and norms.

@@ -387,7 +387,7 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("case", LAYOUTS)
 def test_a_layout_that_alone_fits_is_taken(case):
-    from keras_groupopt.recipes.converters.foreign_axes import to_keras
+    from keras_groupopt.recipes.converters.weight_axes import to_keras
 
     stored, shape, order = LAYOUTS[case]
     value = np.arange(np.prod(stored)).reshape(stored)

@@ -69,7 +69,7 @@ def each(**rules: Any) -> list[kgo.Group]:
     return [kgo.Group(name, name, rule=rule) for name, rule in rules.items()]
 
 
-def sgd(**options: Any) -> kgo.Rule:
+def sgd(**options: Any) -> Any:
     return kgo.rule("sgd", momentum=0.9, nesterov=True, **options)
 
 

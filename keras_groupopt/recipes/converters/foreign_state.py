@@ -13,7 +13,7 @@ import numpy as np
 from keras_groupopt.base import text
 from keras_groupopt.base.unwrap import unwrap
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
-from keras_groupopt.recipes.converters import foreign_axes
+from keras_groupopt.recipes.converters import weight_axes
 from keras_groupopt.step.built_group import BuiltGroup
 
 _MOMENTS = {"exp_avg": "momentums", "exp_avg_sq": "velocities"}
@@ -256,7 +256,7 @@ class _Loading:
         shape = tuple(slot.shape)
         where = f"{target.path}: {name} of shape {list(value.shape)}"
         try:
-            fitting = foreign_axes.to_keras(value, shape, self.turned(target.path))
+            fitting = weight_axes.to_keras(value, shape, self.turned(target.path))
         except ValueError:
             self.wrong.append(f"{where} fits as it is and turned round; say which by `transpose`")
             return

@@ -13,7 +13,7 @@ import keras
 from keras_groupopt import selectors
 from keras_groupopt.base.checks import check_number, check_scalar, is_schedule
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
-from keras_groupopt.plan.group import LIFTED, WHOLE_ONLY, Group, Rule, as_rule
+from keras_groupopt.plan.group import LIFTED, WHOLE_ONLY, Group, RuleSpec, as_rule
 from keras_groupopt.rules.registry import rule_class
 from keras_groupopt.selectors import Selector, as_selector, layer_paths
 
@@ -213,7 +213,7 @@ def _largest_rate(entries: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 class _Keys:
     """The keys that a rule's groups may have, and what they become."""
 
-    def __init__(self, rule: Rule, where: str) -> None:
+    def __init__(self, rule: RuleSpec, where: str) -> None:
         hidden = {"self", "kwargs", "learning_rate", "name", *LIFTED, *WHOLE_ONLY}
         parameters = inspect.signature(rule_class(rule, where).__init__).parameters
         names = [n for n in parameters if n not in hidden and not n.startswith("ema_")]
@@ -265,7 +265,7 @@ class _Keys:
             found["weight_decay"] = decay
         return found
 
-    def rule(self, entry: Mapping[str, Any]) -> Rule:
+    def rule(self, entry: Mapping[str, Any]) -> RuleSpec:
         """Returns the rule with an entry's numbers."""
         return dataclasses.replace(self._given, arguments=self._arguments(entry))
 

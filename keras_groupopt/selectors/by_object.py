@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_groupopt.selectors.algebra import Or, Selector
+from keras_groupopt.selectors.by_property import Everything
 from keras_groupopt.selectors.leaf import Leaf, nearest, quote
-from keras_groupopt.selectors.leaves import Everything
 from keras_groupopt.selectors.variable_info import VariableCatalog, VariableInfo
 
 __all__ = ["Layer", "Variables", "Where", "set_function_serializer"]

@@ -18,6 +18,7 @@ from keras.src.backend.common.variables import get_autocast_scope
 from keras.src.models.functional import Functional
 
 __all__ = [
+    "OVERRIDDEN",
     "Functional",
     "ScopeWithin",
     "all_layers",
@@ -69,6 +70,12 @@ __all__ = [
     "values_of",
     "with_layouts",
 ]
+
+# What our classes override in Keras' by an underscore name, and why there is no public way.
+OVERRIDDEN = {
+    "_backend_update_step": "It moves all variables at once; `update_step` moves one.",
+    "_model_variables_moving_average": "`SwapEMAWeights` reads it, and has to be refused.",
+}
 
 
 def child_layers(layer: keras.Layer) -> list[keras.Layer]:

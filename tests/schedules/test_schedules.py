@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import rate_meter
 import schedule_cases as cases
-from bad_schedules import BAD_CALLS, BAD_SCHEDULES
+from bad_input import pattern
+from bad_schedules import BAD_RUNS, BAD_SCHEDULES
 from keras.optimizers.schedules import (
     CosineDecay,
     CosineDecayRestarts,
@@ -413,16 +414,16 @@ def test_schedules_come_back_with_the_optimizer_from_its_config_and_from_a_file(
 # Bad input ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("make", "error", "message"), BAD_SCHEDULES)
-def test_a_schedule_refuses_what_it_cannot_mean(make, error, message):
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize(("make", "error", "text"), BAD_SCHEDULES)
+def test_a_schedule_refuses_what_it_cannot_mean(make, error, text):
+    with pytest.raises(error, match=pattern(text)):
         make()
 
 
-@pytest.mark.parametrize(("make", "total", "message"), BAD_CALLS)
-def test_a_schedule_refuses_a_run_that_is_too_short_for_it(make, total, message):
+@pytest.mark.parametrize(("make", "total", "text"), BAD_RUNS)
+def test_a_schedule_refuses_a_run_that_is_too_short_for_it(make, total, text):
     schedule = make()
-    with horizon(total), pytest.raises(ValueError, match=message):
+    with horizon(total), pytest.raises(ValueError, match=pattern(text)):
         schedule(0)
 
 

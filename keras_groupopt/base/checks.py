@@ -1,75 +1,92 @@
-"""Checks of numbers that users give, shared by every declaration."""
+"""Checks of the arguments that users give.
+
+Each check takes an argument's name and value and, as `where`, the name of its owner for the error.
+It returns the value as a plain type. It raises a TypeError if the value has the wrong type, and a
+ValueError if it is out of range.
+"""
 
 from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any
 
 
 def is_schedule(value: Any) -> bool:
-    """Whether `value` is a schedule: an object called with a step that has a config."""
+    """Returns whether `value` is a schedule: an object called with a step that has a config."""
     return callable(value) and hasattr(value, "get_config") and not isinstance(value, type)
 
 
-def check_number(name: str, value: Any, *, where: str, positive: bool = False) -> float:
-    """Returns `value` as a float; accepts int, float, NumPy scalars and 0-d arrays.
+def check_number(name: str, value: Any, *, where: str) -> float:
+    """Returns a finite number of at least 0."""
+    return _real(name, value, where, "a finite number >= 0", lambda number: number >= 0)
 
-    Args:
-        name: The argument's name, for the error.
-        value: The value given.
-        where: The owner's name, for the error.
-        positive: Whether zero is refused.
 
-    Raises:
-        ValueError: If it is negative, NaN, infinite, or zero where `positive`.
-        TypeError: If it is no number.
-    """
-    rule = "a positive finite number" if positive else "a finite number >= 0"
-    received = f"Received: {name}={value!r} in {where}."
-    scalar = getattr(value, "item", None)
-    if scalar is not None and getattr(value, "shape", None) == () and not callable(value):
-        value = scalar()
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"`{name}` must be {rule}. {received}")
-    number = float(value)
-    if not math.isfinite(number) or number < 0 or (positive and number == 0):
-        raise ValueError(f"`{name}` must be {rule}. {received}")
-    return number
+def check_positive(name: str, value: Any, *, where: str) -> float:
+    """Returns a finite number above 0."""
+    return _real(name, value, where, "a positive finite number", lambda number: number > 0)
+
+
+def check_negative(name: str, value: Any, *, where: str) -> float:
+    """Returns a finite number below 0."""
+    return _real(name, value, where, "a negative finite number", lambda number: number < 0)
+
+
+def check_finite(name: str, value: Any, *, where: str) -> float:
+    """Returns a finite number of any sign."""
+    return _real(name, value, where, "a finite number", lambda number: True)
+
+
+def check_fraction(name: str, value: Any, *, where: str) -> float:
+    """Returns a number in [0, 1)."""
+    return _real(name, value, where, "a number in [0, 1)", lambda number: 0 <= number < 1)
+
+
+def check_share(name: str, value: Any, *, where: str) -> float:
+    """Returns a number in [0, 1]."""
+    return _real(name, value, where, "a number in [0, 1]", lambda number: 0 <= number <= 1)
+
+
+def check_factor(name: str, value: Any, *, where: str) -> float:
+    """Returns a number in (0, 1]."""
+    return _real(name, value, where, "a number in (0, 1]", lambda number: 0 < number <= 1)
 
 
 def check_count(name: str, value: Any, least: int, *, where: str) -> int:
-    """Returns `value` as an int of at least `least`; accepts NumPy integers.
-
-    Raises:
-        TypeError: If it is no integer.
-        ValueError: If it is smaller.
-    """
-    rule = f"an integer >= {least}"
-    received = f"Received: {name}={value!r} in {where}."
+    """Returns an integer of at least `least`; accepts NumPy integers."""
+    must = f"an integer >= {least}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"`{name}` must be {rule}. {received}")
+        raise TypeError(_message(name, value, where, must))
     if value < least:
-        raise ValueError(f"`{name}` must be {rule}. {received}")
+        raise ValueError(_message(name, value, where, must))
     return int(value)
 
 
 def check_switch(name: str, value: Any, *, where: str) -> bool:
-    """Returns `value`, which is a boolean."""
+    """Returns a boolean."""
     if not isinstance(value, bool):
-        raise TypeError(f"`{name}` must be True or False. Received: {name}={value!r} in {where}.")
+        raise TypeError(_message(name, value, where, "True or False"))
     return value
 
 
+def check_choice(name: str, value: Any, choices: tuple[str, ...], *, where: str) -> str:
+    """Returns one of `choices`."""
+    if value not in choices:
+        listed = ", ".join(f'"{choice}"' for choice in choices)
+        raise ValueError(_message(name, value, where, f"one of {listed}"))
+    return str(value)
+
+
 def check_scalar(name: str, value: Any, *, where: str) -> Any:
-    """Returns `value` if it is a schedule, else as a checked float (`None` stays `None`)."""
+    """Returns a schedule, `None`, or a finite number of at least 0."""
     if value is None or is_schedule(value):
         return value
     if callable(value):
+        message = _message(name, value, where, "a number or a schedule over optimizer steps")
         raise TypeError(
-            f"`{name}` must be a number or a schedule over optimizer steps. Received: "
-            f"{name}={value!r} in {where}. Subclass "
-            "`keras.optimizers.schedules.LearningRateSchedule` to compute it from the step."
+            f"{message} Subclass `keras.optimizers.schedules.LearningRateSchedule` to compute it "
+            "from the step."
         )
     return check_number(name, value, where=where)
 
@@ -77,7 +94,7 @@ def check_scalar(name: str, value: Any, *, where: str) -> Any:
 def check_clipping(
     clipnorm: Any, global_clipnorm: Any, clipvalue: Any, *, where: str
 ) -> tuple[float | None, float | None, float | None]:
-    """Returns the three clipping limits as positive floats; at most one may be given."""
+    """Returns the three clipping limits as positive numbers; at most one may be given."""
     limits = {"clipnorm": clipnorm, "global_clipnorm": global_clipnorm, "clipvalue": clipvalue}
     given = {name: value for name, value in limits.items() if value is not None}
     if len(given) > 1:
@@ -87,7 +104,24 @@ def check_clipping(
             f"{listed} in {where}. A group's own clipping acts before the optimizer's "
             "`global_clipnorm`: to have both, set one on the group."
         )
-    checked = {
-        name: check_number(name, value, where=where, positive=True) for name, value in given.items()
-    }
+    checked = {name: check_positive(name, value, where=where) for name, value in given.items()}
     return checked.get("clipnorm"), checked.get("global_clipnorm"), checked.get("clipvalue")
+
+
+def _real(
+    name: str, value: Any, where: str, must: str, is_in_range: Callable[[float], bool]
+) -> float:
+    """Returns `value` as a float; accepts int, float, NumPy scalars and 0-d arrays."""
+    number = value
+    if hasattr(value, "item") and getattr(value, "shape", None) == () and not callable(value):
+        number = value.item()
+    if isinstance(number, bool) or not isinstance(number, numbers.Real):
+        raise TypeError(_message(name, value, where, must))
+    number = float(number)
+    if not (math.isfinite(number) and is_in_range(number)):
+        raise ValueError(_message(name, value, where, must))
+    return number
+
+
+def _message(name: str, value: Any, where: str, must: str) -> str:
+    return f"`{name}` must be {must}. Received: {name}={value!r} in {where}."

@@ -128,11 +128,3 @@ def check_default_rule(rule: Any) -> Any:
             f"default rule. Use `GroupedOptimizer({lifted[0]}=...)`."
         )
     return rule
-
-
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """Returns `value` if it is one of `choices`."""
-    if value not in choices:
-        listed = ", ".join(f'"{choice}"' for choice in choices)
-        raise ValueError(f"`{name}` must be one of {listed}. Received: {name}={value!r}.")
-    return str(value)

@@ -12,12 +12,17 @@ from keras.distribution import distribute_tensor
 
 from keras_groupopt import backend, checkpoint
 from keras_groupopt.base import compat, text
-from keras_groupopt.base.checks import check_clipping, check_number, check_scalar, check_switch
+from keras_groupopt.base.checks import (
+    check_choice,
+    check_clipping,
+    check_positive,
+    check_scalar,
+    check_switch,
+)
 from keras_groupopt.optimizer import config
 from keras_groupopt.optimizer.declaration import (
     Declaration,
     check_base,
-    check_choice,
     check_default_rule,
 )
 from keras_groupopt.optimizer.freezing import Freezing
@@ -183,9 +188,7 @@ class GroupedOptimizer(
         declared = as_groups(groups)
         base = check_base(learning_rate, declared)
         if loss_scale_factor is not None:
-            loss_scale_factor = check_number(
-                "loss_scale_factor", loss_scale_factor, where=where, positive=True
-            )
+            loss_scale_factor = check_positive("loss_scale_factor", loss_scale_factor, where=where)
         super().__init__(learning_rate=base, loss_scale_factor=loss_scale_factor, name=name)
         self._layout = checkpoint.protect_early(self)
         registry.check_instances_differ(declared)
@@ -214,9 +217,13 @@ class GroupedOptimizer(
             gradient_accumulation_steps=self.gradient_accumulation_steps,
             ema=average,
             fused=self.fused,
-            on_nonfinite=check_choice("on_nonfinite", on_nonfinite, nonfinite.POLICIES),
-            unclaimed=check_choice("unclaimed", unclaimed, ("default", "freeze", "error")),
-            overlap=check_choice("overlap", overlap, ("error", "first", "last")),
+            on_nonfinite=check_choice(
+                "on_nonfinite", on_nonfinite, nonfinite.POLICIES, where=where
+            ),
+            unclaimed=check_choice(
+                "unclaimed", unclaimed, ("default", "freeze", "error"), where=where
+            ),
+            overlap=check_choice("overlap", overlap, ("error", "first", "last"), where=where),
         )
         registry.check_rule(defaults.rule, where)
         resolve.check_declared(lifted, defaults)

@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_groupopt import backend
 from keras_groupopt.base import compat
-from keras_groupopt.base.checks import check_count, check_number
+from keras_groupopt.base.checks import check_count, check_positive
 from keras_groupopt.checkpoint.store import MANIFEST
 from keras_groupopt.optimizer.grouped_optimizer import _FIXED, GroupedOptimizer, values_in
 from keras_groupopt.step.built import BuiltOptimizer
@@ -105,7 +105,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     ) -> None:
         where = "LossScaleOptimizer"
         _check_inner(inner_optimizer)
-        initial_scale = check_number("initial_scale", initial_scale, where=where, positive=True)
+        initial_scale = check_positive("initial_scale", initial_scale, where=where)
         growth = check_count("dynamic_growth_steps", dynamic_growth_steps, 1, where=where)
         super().__init__(
             inner_optimizer, initial_scale=initial_scale, dynamic_growth_steps=growth, name=name

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_groupopt.base.checks import check_count, check_number
+from keras_groupopt.base.checks import check_count, check_positive
 from keras_groupopt.plan.group import Group
 from keras_groupopt.recipes.parts import parts_of, selector_for
 from keras_groupopt.selectors import Selector, as_selector
@@ -91,16 +91,16 @@ def discriminative(
 
 def _ends(rates: Any) -> tuple[float | None, float]:
     if not isinstance(rates, slice):
-        rate = check_number("rates", rates, where="discriminative", positive=True)
+        rate = check_positive("rates", rates, where="discriminative")
         return rate, rate
     if rates.step is not None or rates.stop is None:
         raise ValueError(
             f"`rates` must be slice(start, stop) or slice(stop). Received: rates={rates!r}."
         )
-    stop = check_number("rates.stop", rates.stop, where="discriminative", positive=True)
+    stop = check_positive("rates.stop", rates.stop, where="discriminative")
     if rates.start is None:
         return None, stop
-    return check_number("rates.start", rates.start, where="discriminative", positive=True), stop
+    return check_positive("rates.start", rates.start, where="discriminative"), stop
 
 
 def _ratios(start: float | None, stop: float, count: int) -> list[float]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import keras
 
-from keras_groupopt.recipes.parts import check_number_of, parts_of, selector_for
+from keras_groupopt.base.checks import check_factor, check_share
+from keras_groupopt.recipes.parts import parts_of, selector_for
 from keras_groupopt.selectors import Selector
 
 __all__ = ["layerwise_decay"]
@@ -63,9 +64,8 @@ def layerwise_decay(
     Reference:
         Clark et al., ELECTRA, 2020, arXiv:2003.10555; Bao et al., BEiT, 2021, arXiv:2106.08254.
     """
-    decay = check_number_of("decay", decay, 0.0, 1.0, "a number in (0, 1]")
-    if min_ratio != 0:
-        min_ratio = check_number_of("min_ratio", min_ratio, 0.0, 1.0, "a number in [0, 1]")
+    decay = check_factor("decay", decay, where="layerwise_decay")
+    min_ratio = check_share("min_ratio", min_ratio, where="layerwise_decay")
     parts = parts_of(model, head, blocks)
     every = [*parts.below, *([parts.head] if parts.head else [])]
     return [

@@ -18,7 +18,6 @@ from keras_groupopt.selectors.variable_info import VariableCatalog
 __all__ = [
     "ModelParts",
     "candidates",
-    "check_number_of",
     "found_head",
     "no_graph",
     "parts_of",
@@ -192,15 +191,6 @@ def candidates(catalog: VariableCatalog) -> str:
     """Returns the paths of the root's last children with weights, for errors."""
     top = dict.fromkeys(info.path.split("/")[0] for info in catalog)
     return ", ".join(map(repr, list(top)[-text.SHOWN :]))
-
-
-def check_number_of(name: str, value: Any, low: float, high: float, rule: str) -> float:
-    """Returns a number in (low, high], or raises with the rule."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"`{name}` must be {rule}. Received: {name}={value!r}.")
-    if not low < value <= high:
-        raise ValueError(f"`{name}` must be {rule}. Received: {name}={value!r}.")
-    return float(value)
 
 
 def _positions(owners: Iterable[Any], catalog: VariableCatalog) -> frozenset[int]:

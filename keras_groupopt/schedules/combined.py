@@ -8,11 +8,10 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt.base.checks import check_count, check_number, is_schedule
+from keras_groupopt.base.checks import check_choice, check_count, check_number, is_schedule
 from keras_groupopt.schedules.arithmetic import CURVES, mix
 from keras_groupopt.schedules.base import Schedule, as_schedule
 from keras_groupopt.schedules.constant import constant
-from keras_groupopt.schedules.decays import check_choice
 from keras_groupopt.schedules.horizon import (
     end_of,
     horizon,
@@ -230,7 +229,7 @@ class Warmup(Schedule):
         self.schedule = _schedules([schedule], "warmup")[0]
         self.steps = check_count("steps", steps, 1, where="warmup")
         self.start = check_number("start", start, where="warmup")
-        self.curve = check_choice("curve", curve, CURVES, "warmup")
+        self.curve = check_choice("curve", curve, CURVES, where="warmup")
 
     def inner(self) -> Sequence[Any]:
         """Returns the schedule."""
@@ -330,7 +329,7 @@ class SWA(Schedule):
         self.end_learning_rate = check_number("end_learning_rate", end_learning_rate, where=where)
         self.start_step = check_count("start_step", start_step, 0, where=where)
         self.anneal_steps = check_count("anneal_steps", anneal_steps, 0, where=where)
-        self.curve = check_choice("curve", curve, CURVES, where)
+        self.curve = check_choice("curve", curve, CURVES, where=where)
 
     def inner(self) -> Sequence[Any]:
         """Returns the schedule."""

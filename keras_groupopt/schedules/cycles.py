@@ -8,10 +8,15 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt.base.checks import check_count, check_number
+from keras_groupopt.base.checks import (
+    check_choice,
+    check_count,
+    check_number,
+    check_positive,
+    check_switch,
+)
 from keras_groupopt.schedules.arithmetic import CURVES, piecewise, powered
 from keras_groupopt.schedules.base import Schedule
-from keras_groupopt.schedules.decays import check_choice
 from keras_groupopt.schedules.functions import check_function
 from keras_groupopt.schedules.horizon import check_total
 
@@ -92,13 +97,8 @@ class OneCycle(Schedule):
         if end_learning_rate is None:
             end_learning_rate = self.initial_learning_rate / 10_000
         self.end_learning_rate = check_number("end_learning_rate", end_learning_rate, where=where)
-        self.curve = check_choice("curve", curve, CURVES, where)
-        if not isinstance(three_phase, bool):
-            raise TypeError(
-                f"`three_phase` must be True or False. Received: three_phase={three_phase!r} in "
-                f"{where}."
-            )
-        self.three_phase = three_phase
+        self.curve = check_choice("curve", curve, CURVES, where=where)
+        self.three_phase = check_switch("three_phase", three_phase, where=where)
         self.warmup_fraction = check_number("warmup_fraction", warmup_fraction, where=where)
         if self.warmup_fraction > 0.5 if three_phase else self.warmup_fraction >= 1:
             rule = "at most 0.5 in three phases" if three_phase else "less than 1"
@@ -235,10 +235,10 @@ class Cyclic(Schedule):
         self.up_steps = check_count("up_steps", up_steps, 1, where=where)
         down_steps = self.up_steps if down_steps is None else down_steps
         self.down_steps = check_count("down_steps", down_steps, 1, where=where)
-        self.mode = check_choice("mode", mode, MODES, where)
-        self.decay_rate = check_number("decay_rate", decay_rate, where=where, positive=True)
+        self.mode = check_choice("mode", mode, MODES, where=where)
+        self.decay_rate = check_positive("decay_rate", decay_rate, where=where)
         self.scale = None if scale is None else check_function("scale", scale, where)
-        self.scale_by = check_choice("scale_by", scale_by, ("cycle", "iterations"), where)
+        self.scale_by = check_choice("scale_by", scale_by, ("cycle", "iterations"), where=where)
 
     def at(self, step: Tensor) -> Tensor:
         """Returns the value at `step`."""

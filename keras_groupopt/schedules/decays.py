@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt.base.checks import check_count, check_number
+from keras_groupopt.base.checks import check_choice, check_count, check_number, check_positive
 from keras_groupopt.schedules.arithmetic import mix, shares
 from keras_groupopt.schedules.base import Schedule
 from keras_groupopt.schedules.horizon import check_total
@@ -122,7 +122,7 @@ class Polynomial(Schedule):
         )
         self.total_steps = check_total("total_steps", total_steps, where)
         self.end_learning_rate = check_number("end_learning_rate", end_learning_rate, where=where)
-        self.power = check_number("power", power, where=where, positive=True)
+        self.power = check_positive("power", power, where=where)
         self.warmup_steps = check_count("warmup_steps", warmup_steps, 0, where=where)
         self.warmup_start = check_number("warmup_start", warmup_start, where=where)
         check_fits({"warmup_steps": self.warmup_steps}, self.total_steps, where, rest=1)
@@ -211,7 +211,7 @@ class WarmupStableDecay(Schedule):
             "initial_learning_rate", initial_learning_rate, where=where
         )
         self.end_learning_rate = check_number("end_learning_rate", end_learning_rate, where=where)
-        self.decay_curve = check_choice("decay_curve", decay_curve, DECAYS, where)
+        self.decay_curve = check_choice("decay_curve", decay_curve, DECAYS, where=where)
         self._check(self.total_steps)
 
     def _check(self, total: Any) -> None:
@@ -267,20 +267,6 @@ def check_fits(parts: dict[str, int], total: Any, where: str, rest: int = 0) -> 
         f"{names} must{together} {must} `total_steps`, which counts them too. Received: "
         f"{received} with {total} steps in all, in {where}. Shorten them, or train for longer."
     )
-
-
-def check_choice(name: str, value: Any, choices: tuple[str, ...], where: str) -> str:
-    """Returns `value` if it is one of `choices`.
-
-    Raises:
-        ValueError: If it is none.
-    """
-    if value not in choices:
-        listed = ", ".join(f'"{choice}"' for choice in choices)
-        raise ValueError(
-            f"`{name}` must be one of {listed}. Received: {name}={value!r} in {where}."
-        )
-    return str(value)
 
 
 def at_least_one(steps: Any) -> Any:

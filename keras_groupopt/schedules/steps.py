@@ -9,7 +9,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_groupopt.base.checks import check_count, check_number
+from keras_groupopt.base.checks import check_count, check_number, check_positive
 from keras_groupopt.schedules.arithmetic import powered
 from keras_groupopt.schedules.base import Schedule
 
@@ -51,7 +51,7 @@ class Step(Schedule):
             "initial_learning_rate", initial_learning_rate, where="Step"
         )
         self.decay_steps = check_count("decay_steps", decay_steps, 1, where="Step")
-        self.decay_rate = check_number("decay_rate", decay_rate, where="Step", positive=True)
+        self.decay_rate = check_positive("decay_rate", decay_rate, where="Step")
 
     def at(self, step: Tensor) -> Tensor:
         """Returns the value at `step`."""

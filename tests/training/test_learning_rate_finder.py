@@ -386,7 +386,7 @@ def test_a_suggestion_is_a_tenth_of_the_rate_with_the_lowest_loss(losses, expect
         ({"minimum": 1.0, "maximum": 0.5}, ValueError, "`maximum` must be above `minimum`"),
         ({"steps": 2}, ValueError, "`steps` must be an integer >= 3"),
         ({"steps": 10.0}, TypeError, "`steps` must be an integer"),
-        ({"smoothing": 1.0}, ValueError, r"`smoothing` must be in \[0, 1\)"),
+        ({"smoothing": 1.0}, ValueError, r"`smoothing` must be a number in \[0, 1\)"),
         ({"divergence": 1.0}, ValueError, "`divergence` must be above 1"),
         ({"groups": "head"}, TypeError, r"Write `groups=\['head'\]`"),
     ],

@@ -10,7 +10,7 @@ import keras
 
 from keras_groupopt import backend
 from keras_groupopt.base import text
-from keras_groupopt.base.checks import check_count, check_number
+from keras_groupopt.base.checks import check_count, check_fraction, check_number, check_positive
 from keras_groupopt.base.unwrap import unwrap
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.optimizer.loss_scale import LossScaleOptimizer
@@ -85,8 +85,8 @@ class LearningRateFinder:
         smoothing: float = 0.9,
         divergence: float = 4.0,
     ) -> None:
-        self.minimum = check_number("minimum", minimum, where=_WHERE, positive=True)
-        self.maximum = check_number("maximum", maximum, where=_WHERE, positive=True)
+        self.minimum = check_positive("minimum", minimum, where=_WHERE)
+        self.maximum = check_positive("maximum", maximum, where=_WHERE)
         if self.maximum <= self.minimum:
             raise ValueError(
                 f"`maximum` must be above `minimum`. Received: minimum={minimum!r}, "
@@ -99,11 +99,7 @@ class LearningRateFinder:
                 f"`groups=[{groups!r}]`."
             )
         self.groups = None if groups is None else tuple(groups)
-        self.smoothing = check_number("smoothing", smoothing, where=_WHERE)
-        if self.smoothing >= 1:
-            raise ValueError(
-                f"`smoothing` must be in [0, 1). Received: smoothing={smoothing!r} in {_WHERE}."
-            )
+        self.smoothing = check_fraction("smoothing", smoothing, where=_WHERE)
         self.divergence = check_number("divergence", divergence, where=_WHERE)
         if self.divergence <= 1:
             raise ValueError(

@@ -10,9 +10,14 @@ import keras
 
 from keras_groupopt import backend
 from keras_groupopt.base import text as wording
-from keras_groupopt.base.checks import check_count, check_number, is_schedule
+from keras_groupopt.base.checks import (
+    check_choice,
+    check_count,
+    check_number,
+    check_positive,
+    is_schedule,
+)
 from keras_groupopt.base.unwrap import unwrap
-from keras_groupopt.optimizer.declaration import check_choice
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 
 _WHERE = "PlateauRatio"
@@ -86,7 +91,7 @@ class PlateauRatio(keras.callbacks.Callback):
                 f"`monitor` must be the name of a metric. Received: monitor={monitor!r}."
             )
         self.monitor = monitor
-        self.factor = check_number("factor", factor, where=_WHERE, positive=True)
+        self.factor = check_positive("factor", factor, where=_WHERE)
         self.min_ratio = check_number("min_ratio", min_ratio, where=_WHERE)
         for name, value in (("factor", self.factor), ("min_ratio", self.min_ratio)):
             if value >= 1:
@@ -104,7 +109,7 @@ class PlateauRatio(keras.callbacks.Callback):
             monitor=monitor,
             factor=self.factor,
             patience=check_count("patience", patience, 0, where=_WHERE),
-            mode=check_choice("mode", mode, ("auto", "min", "max")),
+            mode=check_choice("mode", mode, ("auto", "min", "max"), where=_WHERE),
             min_delta=check_number("min_delta", min_delta, where=_WHERE),
             cooldown=check_count("cooldown", cooldown, 0, where=_WHERE),
             min_lr=self.min_ratio,

@@ -17,6 +17,7 @@ import more_references
 import numpy as np
 import references
 from grouped_reference import ReferenceGroup, grouped_step, make_rules
+from models import numpy_of
 
 import keras_groupopt as kgo
 from keras_groupopt.plan.group import as_rule
@@ -126,11 +127,6 @@ _INITIAL = _initial_weights()
 def weights_of(model: Any) -> dict[str, np.ndarray]:
     """The present values, by path."""
     return {path: numpy_of(variable) for path, variable in by_path(model).items()}
-
-
-def numpy_of(value: Any) -> np.ndarray:
-    """A copy in NumPy: on torch a view would follow the variable."""
-    return np.array(keras.ops.convert_to_numpy(value))
 
 
 def tensors_of(values: Mapping[str, np.ndarray | None], variables: Mapping[str, Any]) -> list[Any]:

@@ -106,9 +106,9 @@ def _update_of(step: ListStep, place: int, decayed: bool) -> Callable[..., Any]:
             mapping.append((anchor, pulled))
         with compat.ScopeWithin(mapping) as scope, apart():
             if decayed and pulled is None:
-                generic.shrink([variable], decay)
+                generic.decay_to_zero([variable], decay)
             elif decayed:
-                generic.pull([variable], [anchor], decay)
+                generic.decay_to_anchor([variable], [anchor], decay)
             if scale is not None:
                 gradient = generic.scale([gradient], scale)[0]
             # Not what may stand in its place for a rule of several rates.

@@ -15,7 +15,7 @@ from keras_groupopt.backend.keras_momentum import rmsprop_step as rmsprop_step
 from keras_groupopt.backend.keras_momentum import sgd_step as sgd_step
 
 Tensor = Any
-Function = TypeVar("Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def over_replicas(
@@ -40,12 +40,12 @@ def sum_over_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
     return list(gradients)
 
 
-def apart(function: Callable[[], None]) -> None:
+def outside_strategy(function: Callable[[], None]) -> None:
     """Runs `function`, which makes variables for itself alone, out of any strategy."""
     function()
 
 
-def as_written(function: Function) -> Function:
+def as_written(function: _Function) -> _Function:
     """Returns a function that no backend rewrites before it traces it."""
     return function
 
@@ -63,12 +63,12 @@ def without_reduction(rule: Any) -> Any:
     return rule
 
 
-def once(function: Callable[[], None]) -> None:
+def once_per_step(function: Callable[[], None]) -> None:
     """Runs `function` once for all replicas, outside of a step that is being compiled."""
     function()
 
 
-def beside(variables: Sequence[Any]) -> AbstractContextManager[Any]:
+def on_devices_of(variables: Sequence[Any]) -> AbstractContextManager[Any]:
     """Returns a context in which variables are made on the devices that `variables` are on."""
     return contextlib.nullcontext()
 
@@ -123,7 +123,7 @@ def compiled(schedule: Any) -> Callable[[int], Tensor]:
     return lambda step: schedule(step)
 
 
-def own(values: Sequence[Tensor]) -> list[Tensor]:
+def private_copies(values: Sequence[Tensor]) -> list[Tensor]:
     """Returns values that an update cannot write through to the caller's."""
     return list(values)
 
@@ -174,13 +174,13 @@ def clip_by_value(gradient: Tensor, limit: float) -> Tensor:
     return ops.clip(gradient, -limit, limit)
 
 
-def shrink(variables: Sequence[Any], factor: Tensor) -> None:
+def decay_to_zero(variables: Sequence[Any], factor: Tensor) -> None:
     """Does `w ← w − factor · w` for each variable, in place."""
     for variable in variables:
         variable.assign(variable - variable * ops.cast(factor, variable.dtype))
 
 
-def pull(variables: Sequence[Any], anchors: Sequence[Any], factor: Tensor) -> None:
+def decay_to_anchor(variables: Sequence[Any], anchors: Sequence[Any], factor: Tensor) -> None:
     """Does `w ← w − factor · (w − a)` for each variable and its anchor, in place."""
     for variable, anchor in zip(variables, anchors, strict=True):
         difference = ops.cast(variable, anchor.dtype) - anchor
@@ -279,6 +279,8 @@ def assign_on_replicas(variables: Sequence[Any], values: Sequence[Tensor], only_
         variable.assign(ops.where(only_if, wide, ops.convert_to_tensor(variable)))
 
 
-def select(predicate: Tensor, first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:
+def where_lists(
+    predicate: Tensor, first: Sequence[Tensor], second: Sequence[Tensor]
+) -> list[Tensor]:
     """Returns `first` where a boolean scalar holds, else `second`."""
     return [ops.where(predicate, a, b) for a, b in zip(first, second, strict=True)]

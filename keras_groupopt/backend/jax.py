@@ -28,7 +28,7 @@ def trace(step: Callable[[Tensor], None]) -> None:
         jax.eval_shape(step, jax.ShapeDtypeStruct((), "int32"))
 
 
-def known(predicate: Tensor) -> bool | None:
+def concrete(predicate: Tensor) -> bool | None:
     """Returns a boolean scalar's value, or `None` while a step is being compiled."""
     return None if isinstance(predicate, jax.core.Tracer) else bool(predicate)
 
@@ -53,7 +53,7 @@ def compiled(schedule: Any) -> Callable[[int], Tensor]:
     return call
 
 
-def conditional(predicate: Tensor, body: Callable[[], None], variables: Sequence[Any]) -> None:
+def traced_run_if(predicate: Tensor, body: Callable[[], None], variables: Sequence[Any]) -> None:
     """Runs `body` if `predicate` holds, within a step that is being compiled.
 
     As a loop of at most one turn: XLA carries the values of a loop in place, where it copies each
@@ -72,7 +72,7 @@ def conditional(predicate: Tensor, body: Callable[[], None], variables: Sequence
         variable.assign(result)
 
 
-def choose(
+def traced_cond(
     predicate: Tensor, then: Callable[[], list[Tensor]], otherwise: Callable[[], list[Tensor]]
 ) -> list[Tensor]:
     """Returns the tensors of one of two functions, within a step that is being compiled."""

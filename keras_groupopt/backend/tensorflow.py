@@ -16,16 +16,16 @@ from keras_groupopt.backend import generic
 from keras_groupopt.backend.fused_tensorflow import are_fusible as are_fusible
 from keras_groupopt.backend.fused_tensorflow import fused_step as fused_step
 from keras_groupopt.backend.tensorflow_replicas import assign_on_replicas as assign_on_replicas
-from keras_groupopt.backend.tensorflow_replicas import beside as beside
 from keras_groupopt.backend.tensorflow_replicas import has_replicas as has_replicas
 from keras_groupopt.backend.tensorflow_replicas import loss_of_all as loss_of_all
-from keras_groupopt.backend.tensorflow_replicas import once as once
+from keras_groupopt.backend.tensorflow_replicas import on_devices_of as on_devices_of
+from keras_groupopt.backend.tensorflow_replicas import once_per_step as once_per_step
 from keras_groupopt.backend.tensorflow_replicas import over_replicas as over_replicas
 from keras_groupopt.backend.tensorflow_replicas import sum_over_replicas as sum_over_replicas
 from keras_groupopt.backend.tensorflow_replicas import without_reduction as without_reduction
 
 Tensor = Any
-Function = TypeVar("Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def outside_compiled_step() -> AbstractContextManager[Any]:
@@ -132,7 +132,7 @@ def clip_by_value(gradient: Tensor, limit: float) -> Tensor:
     return _with_values(gradient, tf.clip_by_value(_values(gradient), -limit, limit))
 
 
-def shrink(variables: Sequence[Any], factor: Tensor) -> None:
+def decay_to_zero(variables: Sequence[Any], factor: Tensor) -> None:
     """Does `w ← w − factor · w` for each variable, in place."""
     for variable in variables:
         # A training loop of its own may bring variables of `tf.Module`.
@@ -147,7 +147,7 @@ def accumulate(
     if keep is not None:
         # Masks would be passes over memory of their own.
         add = functools.partial(accumulate, accumulators, gradients, weight, None)
-        conditional(keep, add, accumulators)
+        traced_run_if(keep, add, accumulators)
         return
     for accumulator, gradient in zip(accumulators, gradients, strict=True):
         added = tf.cast(_values(gradient), accumulator.dtype)
@@ -171,7 +171,7 @@ def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, co
             own.assign_add(part * (value - own))
 
 
-def apart(function: Callable[[], None]) -> None:
+def outside_strategy(function: Callable[[], None]) -> None:
     """Runs `function`, which makes variables for itself alone, out of any strategy.
 
     A scope is its thread's, and cannot be left within.
@@ -180,12 +180,12 @@ def apart(function: Callable[[], None]) -> None:
         pool.submit(function).result()
 
 
-def as_written(function: Function) -> Function:
+def as_written(function: _Function) -> _Function:
     """Returns a function that AutoGraph leaves alone, which takes longer to rewrite it than to run.
 
     `fit` switches AutoGraph off; a training loop in a `tf.function` of its own does not.
     """
-    left_alone: Function = tf.autograph.experimental.do_not_convert(function)
+    left_alone: _Function = tf.autograph.experimental.do_not_convert(function)
     return left_alone
 
 
@@ -194,12 +194,12 @@ def trace(step: Callable[[Tensor], None]) -> None:
     tf.function(step, autograph=False).get_concrete_function(tf.TensorSpec((), tf.int32))
 
 
-def known(predicate: Tensor) -> bool | None:
+def concrete(predicate: Tensor) -> bool | None:
     """Returns a boolean scalar's value, or `None` while a step is being compiled."""
     return bool(predicate) if tf.executing_eagerly() else None
 
 
-def conditional(predicate: Tensor, body: Callable[[], None], variables: Sequence[Any]) -> None:
+def traced_run_if(predicate: Tensor, body: Callable[[], None], variables: Sequence[Any]) -> None:
     """Runs `body` if `predicate` holds, within a step that is being compiled."""
     del variables
 
@@ -210,7 +210,7 @@ def conditional(predicate: Tensor, body: Callable[[], None], variables: Sequence
     tf.cond(predicate, taken, lambda: tf.constant(False))
 
 
-def choose(
+def traced_cond(
     predicate: Tensor, then: Callable[[], list[Tensor]], otherwise: Callable[[], list[Tensor]]
 ) -> list[Tensor]:
     """Returns the tensors of one of two functions, within a step that is being compiled."""
@@ -224,6 +224,8 @@ def dense(gradient: Tensor) -> Tensor:
     return tf.convert_to_tensor(gradient)
 
 
-def select(predicate: Tensor, first: Sequence[Tensor], second: Sequence[Tensor]) -> list[Tensor]:
+def where_lists(
+    predicate: Tensor, first: Sequence[Tensor], second: Sequence[Tensor]
+) -> list[Tensor]:
     """Returns `first` where a boolean scalar holds, else `second`; a branch copies neither."""
-    return choose(predicate, lambda: list(first), lambda: list(second))
+    return traced_cond(predicate, lambda: list(first), lambda: list(second))

@@ -168,7 +168,7 @@ def _assign_all(targets: Sequence[Any], values: Sequence[Tensor], only_if: Tenso
     tf.cond(only_if, assign, lambda: tf.constant(False))
 
 
-def once(function: Callable[[], None]) -> None:
+def once_per_step(function: Callable[[], None]) -> None:
     """Runs `function` once for all replicas, outside of a step that is being compiled."""
     if _is_within_step() or not tf.distribute.has_strategy():
         with tf.init_scope():
@@ -185,7 +185,7 @@ def once(function: Callable[[], None]) -> None:
         tf.distribute.get_replica_context().merge_call(merged)
 
 
-def beside(variables: Sequence[Any]) -> AbstractContextManager[Any]:
+def on_devices_of(variables: Sequence[Any]) -> AbstractContextManager[Any]:
     """Returns a context in which variables are made on the devices that `variables` are on.
 
     Raises:

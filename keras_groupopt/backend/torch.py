@@ -53,7 +53,7 @@ def set_buffer(buffer: Tensor, value: Any) -> None:
 
 
 @torch.no_grad()
-def own(values: Sequence[Tensor]) -> list[Tensor]:
+def private_copies(values: Sequence[Tensor]) -> list[Tensor]:
     """Returns values that an update cannot write through to the caller's.
 
     Updates on lists are in place, also where Keras passes values instead of variables.
@@ -123,7 +123,7 @@ def clip_by_value(gradient: Tensor, limit: float) -> Tensor:
 
 
 @torch.no_grad()
-def shrink(variables: Sequence[Any], factor: Tensor) -> None:
+def decay_to_zero(variables: Sequence[Any], factor: Tensor) -> None:
     """Does `w ← w − factor · w` for each variable, in place."""
     values = compat.values_of(variables)
     for indices in by_device_and_dtype(values):
@@ -135,7 +135,7 @@ def shrink(variables: Sequence[Any], factor: Tensor) -> None:
 
 
 @torch.no_grad()
-def pull(variables: Sequence[Any], anchors: Sequence[Any], factor: Tensor) -> None:
+def decay_to_anchor(variables: Sequence[Any], anchors: Sequence[Any], factor: Tensor) -> None:
     """Does `w ← w − factor · (w − a)` for each variable and its anchor, in place."""
     values, targets = compat.values_of(variables), compat.values_of(anchors)
     for indices in by_device_and_dtype(values):
@@ -174,13 +174,13 @@ def average(averages: Sequence[Any], variables: Sequence[Any], share: Tensor, co
             means[index].lerp_(values[index].to(first.dtype), part)
 
 
-def known(predicate: Tensor) -> bool | None:
+def concrete(predicate: Tensor) -> bool | None:
     """Returns a boolean scalar's value, or `None` while a step is being compiled."""
     return None if torch.compiler.is_compiling() else bool(predicate)
 
 
 @torch.no_grad()
-def conditional(predicate: Tensor, body: Callable[[], None], variables: Sequence[Any]) -> None:
+def traced_run_if(predicate: Tensor, body: Callable[[], None], variables: Sequence[Any]) -> None:
     """Runs `body`, and takes back what it did unless `predicate` holds.
 
     A branch on a value would break a compiled step in two.
@@ -217,7 +217,7 @@ def add_scaled(first: Sequence[Tensor], second: Sequence[Tensor], factor: Tensor
     return sums
 
 
-def choose(
+def traced_cond(
     predicate: Tensor, then: Callable[[], list[Tensor]], otherwise: Callable[[], list[Tensor]]
 ) -> list[Tensor]:
     """Returns the tensors of one of two functions, both of which run: a branch breaks a graph."""

@@ -327,7 +327,7 @@ class GroupedOptimizer(
     def _make_built(self, plan: Plan, variables: list[Any]) -> BuiltOptimizer:
         # A build that fails leaves nothing behind: what may fail comes before what is kept.
         declaration, before = self._declaration, len(self._variables)
-        with checkpoint.beside_weights(), backend.beside([self._iterations, *variables]):
+        with checkpoint.beside_weights(), backend.on_devices_of([self._iterations, *variables]):
             built = BuiltOptimizer(
                 plan, variables, declaration.live_model(required=False), declaration.gradient_rule
             )
@@ -432,11 +432,11 @@ class GroupedOptimizer(
 
     def _build_once(self, variables: list[Any]) -> None:
         if not self._is_built or self._declaration.pending is not None:
-            backend.once(lambda: self.build(variables))
+            backend.once_per_step(lambda: self.build(variables))
 
     def _capture_once(self, built: BuiltOptimizer) -> None:
         if built.is_anything_due:
-            backend.once(lambda: built.capture_due(self._iterations, stepping=True))
+            backend.once_per_step(lambda: built.capture_due(self._iterations, stepping=True))
 
     def flush(self) -> bool:
         """Does the optimizer step of a window of micro-batches that is not full, if there is one.
@@ -528,8 +528,8 @@ class GroupedOptimizer(
                 "of every variable that stays."
             )
         mapping = [
-            *zip(variables, backend.own(trainable_variables), strict=True),
-            *zip(own, backend.own(optimizer_variables), strict=True),
+            *zip(variables, backend.private_copies(trainable_variables), strict=True),
+            *zip(own, backend.private_copies(optimizer_variables), strict=True),
         ]
         with keras.StatelessScope(state_mapping=mapping) as scope:
             self.apply(grads, variables, sample_count)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -206,7 +207,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         if variables is not None:
             variables = list(variables)
             if grads and not self.built:
-                backend.once(lambda: self.build(variables))
+                backend.once_per_step(functools.partial(self.build, variables))
         built = inner._built
         if built is not None and variables is None:
             variables = list(built.variables)
@@ -222,7 +223,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             flags = group_flags(built, sums, positions)
             unscaled = _unscale(sums, known, self.dynamic_scale)
             weighted = options if samples is None else options | {"sample_count": samples}
-            backend.when(
+            backend.run_if(
                 ops.all(flags),
                 lambda: inner.apply(unscaled, known, **weighted),
                 [*known, *inner.changing_variables],
@@ -264,8 +265,8 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             rest = optimizer_variables[len(self._variables) :]
             return inner.stateless_apply(rest, grads, trainable_variables)
         mapping = [
-            *zip(variables, backend.own(trainable_variables), strict=True),
-            *zip(own, backend.own(optimizer_variables), strict=True),
+            *zip(variables, backend.private_copies(trainable_variables), strict=True),
+            *zip(own, backend.private_copies(optimizer_variables), strict=True),
         ]
         with keras.StatelessScope(state_mapping=mapping) as scope:
             self.apply(grads, variables, **options)

@@ -72,7 +72,10 @@ class Measuring:
         """Makes the sums of what is wanted beside the variables of the built optimizer."""
         if not wanted:
             return None
-        with checkpoint.beside_weights(), backend.beside([self.iterations, *built.variables]):
+        with (
+            checkpoint.beside_weights(),
+            backend.on_devices_of([self.iterations, *built.variables]),
+        ):
             return Measurements(wanted, built.groups)
 
     def _clips(self) -> bool:

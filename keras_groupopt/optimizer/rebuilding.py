@@ -141,7 +141,10 @@ class Rebuilding:
         old, tracked = built.gradient_state, len(self._variables)
         new = GradientState(wanted)
         try:
-            with checkpoint.beside_weights(), backend.beside([self.iterations, *built.variables]):
+            with (
+                checkpoint.beside_weights(),
+                backend.on_devices_of([self.iterations, *built.variables]),
+            ):
                 new.make_variables(self, built.moving)
             built.gradient_state = new
             built.digest = checkpoint.protect(self, built)

@@ -150,12 +150,12 @@ def _fields_read(
         backend.trace(step)
 
     try:
-        backend.apart(lambda: one_step({}))
+        backend.outside_strategy(lambda: one_step({}))
     except Exception:
         return None
     for name, schedule in schedules.items():
         try:
-            backend.apart(functools.partial(one_step, {name: schedule}))
+            backend.outside_strategy(functools.partial(one_step, {name: schedule}))
         except Exception as error:
             reason = str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
             raise TypeError(_not_scheduled(rule, name, schedule, where, reason)) from error

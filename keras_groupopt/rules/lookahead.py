@@ -126,10 +126,10 @@ class Lookahead(UpdateRule):
         is_due = ops.equal(ops.mod(made + 1, self.sync_period), 0)
 
         def run(gradients: list[Tensor]) -> None:
-            backend.when(is_first, lambda: _start(slow, variables), both)
+            backend.run_if(is_first, lambda: _start(slow, variables), both)
             # Not `apply`: what comes before and after a step is done once, for the whole.
             compat.update_step_of(self.ahead, gradients, variables, learning_rate)
-            backend.when(is_due, lambda: _sync(slow, variables, size), both)
+            backend.run_if(is_due, lambda: _sync(slow, variables, size), both)
 
         backend.over_replicas(run, list(grads), [*self.variables, *variables])
 

@@ -75,7 +75,7 @@ class Averages:
         begun = done > start
         moves = ops.logical_and(begun, ops.equal((done - start) % every, 0))
         active = ops.logical_or(ops.logical_not(begun), moves)
-        backend.when(active, lambda: self._move(pairs, step, begun), variables)
+        backend.run_if(active, lambda: self._move(pairs, step, begun), variables)
 
     def _move(self, pairs: Sequence[Pair], step: Tensor, begun: Tensor | None) -> None:
         share = self._share_at(step)
@@ -199,7 +199,7 @@ class Averages:
         frequency = getattr(self.declared, "overwrite_frequency", None)
         if frequency is not None:
             due = ops.equal((ops.cast(step, "int32") + 1) % frequency, 0)
-            backend.when(due, lambda: copy_into_weights(pairs), variables)
+            backend.run_if(due, lambda: copy_into_weights(pairs), variables)
 
     def start(self, pairs: Sequence[Pair], iterations: Any, stepping: bool) -> None:
         """Copies the weights at the step where averaging begins, where a step could not.
@@ -219,8 +219,8 @@ class Averages:
             begins = ops.logical_and(
                 ops.equal(self.made, 0), ops.cast(iterations, "int32") <= self.begins
             )
-            backend.when(begins, lambda: copy_from_weights(pairs), [mean for mean, _ in pairs])
-            self.settled = stepping or backend.known(begins) is False
+            backend.run_if(begins, lambda: copy_from_weights(pairs), [mean for mean, _ in pairs])
+            self.settled = stepping or backend.concrete(begins) is False
 
     def restart(self, step: int) -> None:
         """Begins anew at an optimizer step, from the weights as they are then.

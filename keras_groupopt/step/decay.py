@@ -35,6 +35,6 @@ def apply_decay(
         (v, anchor) for v, anchor in zip(variables, anchors, strict=True) if anchor is not None
     ]
     if free:
-        backend.shrink(free, factor)
+        backend.decay_to_zero(free, factor)
     if pairs:
-        backend.pull([v for v, _ in pairs], [anchor for _, anchor in pairs], factor)
+        backend.decay_to_anchor([v for v, _ in pairs], [anchor for _, anchor in pairs], factor)

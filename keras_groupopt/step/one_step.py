@@ -103,7 +103,9 @@ def step(
     elif keep is None:
         joint_step(built, routed, settings, variables, norms)
     else:
-        backend.when(keep, lambda: joint_step(built, routed, settings, variables, norms), variables)
+        backend.run_if(
+            keep, lambda: joint_step(built, routed, settings, variables, norms), variables
+        )
 
 
 def on_each_device(
@@ -191,7 +193,7 @@ def _check(built: BuiltOptimizer, routed: Routed, settings: Settings) -> tuple[A
         return None, None
     numbers, norms = nonfinite.group_norms(routed.gradients)
     finite = nonfinite.are_finite(norms)
-    known = backend.known(finite)
+    known = backend.concrete(finite)
     if known:
         return None, norms
     first = nonfinite.first_at_fault(numbers, norms)
@@ -226,10 +228,12 @@ def _accumulate(
         accumulator.assign(larger if keep is None else ops.where(keep, larger, value))
     window.count_in(settings.sample_count, keep)
     full = window.count >= window.steps
-    if backend.known(full):
+    if backend.concrete(full):
         # A new window may begin with sample counts, or without.
         window.weighted = None
-    backend.when(full, lambda: apply_window(built, window, routed, settings, variables), variables)
+    backend.run_if(
+        full, lambda: apply_window(built, window, routed, settings, variables), variables
+    )
 
 
 def apply_window(
@@ -256,7 +260,7 @@ def apply_window(
             if index in routed.absent[number]:
                 # An earlier micro-batch of the window may have brought a gradient.
                 came = ops.any(ops.not_equal(accumulator, 0))
-                known = backend.known(came)
+                known = backend.concrete(came)
                 if known is False:
                     mean.absent[number].append(index)
                     continue

@@ -233,7 +233,7 @@ class Attachment:
         self.check_optimizer()
         if self.state is None:
             # TensorFlow's `fit` leaves that to the first step.
-            backend.once(lambda: optimizer.build(list(variables)))
+            backend.once_per_step(lambda: optimizer.build(list(variables)))
         state: Any = self.state
         frozen = self._frozen()
         # Scales of float8 training are no gradients.
@@ -259,7 +259,7 @@ class Attachment:
         norm = backend.global_norm([summed[place] for place in moving])
         finite = ops.isfinite(ops.square(norm))
         add(self.norm, norm / scale, finite)
-        if not self.rule.perturbs or backend.known(finite) is False:
+        if not self.rule.perturbs or backend.concrete(finite) is False:
             return list(first)
         reached = self.reach([v for v in variables if id(v) not in frozen])
         perturbed = [place for place in moving if id(variables[place]) in reached]
@@ -302,8 +302,8 @@ class Attachment:
         # Where the first pass was not finite, its gradients tell the optimizer which group is at
         # fault.
         results = [second[place] for place in present]
-        if backend.known(finite) is None:
-            results = backend.select(finite, results, [summed[place] for place in present])
+        if backend.concrete(finite) is None:
+            results = backend.where_lists(finite, results, [summed[place] for place in present])
         gradients = list(first)
         for place, gradient in zip(present, backend.shares_of_replicas(results), strict=True):
             gradients[place] = gradient

@@ -121,7 +121,7 @@ class Batch:
         """
         own = _named("slot", slot, self._state.slots)
         values = one_per_variable("`values`", values, self.variables)
-        if only_if is False or (only_if is not None and backend.known(only_if) is False):
+        if only_if is False or (only_if is not None and backend.concrete(only_if) is False):
             return
         finite = ops.isfinite(ops.square(backend.global_norm(values)))
         wanted = finite if only_if is None else ops.logical_and(finite, only_if)

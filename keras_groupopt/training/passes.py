@@ -74,11 +74,11 @@ class Passes:
             results = another()
         elif only_if is False:
             results = none()
-        elif self._merges and backend.known(only_if) is None:
+        elif self._merges and backend.concrete(only_if) is None:
             # Replicas cannot merge in a branch.
-            results = backend.select(only_if, another(), none())
+            results = backend.where_lists(only_if, another(), none())
         else:
-            results = backend.either(only_if, another, none)
+            results = backend.cond(only_if, another, none)
         missing = [p for p, result in zip(present, results[1:], strict=True) if result is None]
         if missing:
             raise ValueError(

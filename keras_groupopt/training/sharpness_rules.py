@@ -225,7 +225,7 @@ class LookSAM(GradientRule):
             factor = batch.scalar("alpha") * backend.global_norm(gradients)
             return [*backend.add_scaled(gradients, before, factor), *before]
 
-        results = backend.either(due, anew, again)
+        results = backend.cond(due, anew, again)
         batch.keep("direction", results[count:], only_if=due)
         return results[:count]
 

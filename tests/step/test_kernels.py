@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_groupopt import backend as kernels
+from keras_groupopt import backend
 from keras_groupopt.backend import generic
 
 FLOATS = ("float32", "bfloat16", "float16")
@@ -89,7 +89,7 @@ def scalar(value: float) -> Any:
 def test_the_global_norm_is_that_of_all_elements_in_float32(described):
     gradients = tensors(described)
     expected = np.sqrt(sum(np.sum(np.square(double(gradient))) for gradient in gradients))
-    actual = kernels.global_norm(gradients)
+    actual = backend.global_norm(gradients)
     assert dtypes([actual]) == ["float32"]
     assert actual.shape == ()
     np.testing.assert_allclose(double(actual), expected, rtol=1e-6)
@@ -100,13 +100,13 @@ def test_the_global_norm_is_that_of_all_elements_in_float32(described):
 def test_the_global_norm_does_not_overflow_in_a_low_precision(dtype):
     gradients = [ops.cast(ops.full((1000,), 300.0), dtype) for _ in range(3)]
     expected = np.sqrt(3000.0) * float(double(gradients[0])[0])
-    np.testing.assert_allclose(double(kernels.global_norm(gradients)), expected, rtol=1e-6)
+    np.testing.assert_allclose(double(backend.global_norm(gradients)), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_the_global_norm_shows_an_element_that_is_not_finite(bad):
     gradients = [ops.ones((3,)), ops.convert_to_tensor(np.array([1.0, bad], "float32"))]
-    assert not np.isfinite(double(kernels.global_norm(gradients)))
+    assert not np.isfinite(double(backend.global_norm(gradients)))
 
 
 @pytest.mark.parametrize("described", SOME)
@@ -116,7 +116,7 @@ def test_the_distance_is_the_norm_of_all_differences_in_float32(described):
         (double(value) - double(variable)).ravel()
         for value, variable in zip(values, moved, strict=True)
     ]
-    found = kernels.distance(values, moved)
+    found = backend.distance(values, moved)
     assert dtypes([found]) == ["float32"]
     low = max(epsilon(dtype) for _, dtype in described)
     np.testing.assert_allclose(double(found), np.linalg.norm(np.concatenate(differences)), 2 * low)
@@ -126,7 +126,7 @@ def test_the_distance_is_the_norm_of_all_differences_in_float32(described):
 def test_the_largest_element_is_found_by_its_absolute_value(described):
     gradients = tensors(described)
     expected = max(np.max(np.abs(double(gradient)), initial=0.0) for gradient in gradients)
-    found = kernels.largest([-gradient for gradient in gradients])
+    found = backend.largest([-gradient for gradient in gradients])
     assert dtypes([found]) == ["float32"]
     assert double(found) == expected
 
@@ -135,7 +135,7 @@ def test_the_largest_element_is_found_by_its_absolute_value(described):
 def test_scale_multiplies_in_the_dtype_of_each_gradient(described):
     gradients = tensors(described)
     before = [double(gradient) for gradient in gradients]
-    actual = kernels.scale(gradients, scalar(FACTOR))
+    actual = backend.scale(gradients, scalar(FACTOR))
     assert dtypes(actual) == [dtype for _, dtype in described]
     assert_within([value * FACTOR for value in before], actual, described, 2)
     assert_within(
@@ -147,14 +147,14 @@ def test_scale_multiplies_in_the_dtype_of_each_gradient(described):
 
 
 def test_scale_takes_a_python_number():
-    (actual,) = kernels.scale([ops.convert_to_tensor(np.float32([4.0, -2.0]))], 0.25)
+    (actual,) = backend.scale([ops.convert_to_tensor(np.float32([4.0, -2.0]))], 0.25)
     np.testing.assert_array_equal([1.0, -0.5], double(actual))
 
 
 @pytest.mark.parametrize("described", SOME)
 def test_clip_by_value_limits_each_element(described):
     for gradient, (_, dtype) in zip(tensors(described), described, strict=True):
-        actual = kernels.clip_by_value(gradient, 0.5)
+        actual = backend.clip_by_value(gradient, 0.5)
         assert dtypes([actual]) == [dtype]
         np.testing.assert_array_equal(np.clip(double(gradient), -0.5, 0.5), double(actual))
         np.testing.assert_array_equal(double(generic.clip_by_value(gradient, 0.5)), double(actual))
@@ -164,11 +164,11 @@ def test_clip_by_value_limits_each_element(described):
 def test_shrink_takes_a_share_of_each_weight(described):
     weights = variables(described)
     expected = [double(weight) * (1.0 - FACTOR) for weight in weights]
-    kernels.shrink(weights, scalar(FACTOR))
+    backend.decay_to_zero(weights, scalar(FACTOR))
     assert dtypes(weights) == [dtype for _, dtype in described]
     assert_within(expected, weights, described, 4)
     plain = variables(described)
-    generic.shrink(plain, scalar(FACTOR))
+    generic.decay_to_zero(plain, scalar(FACTOR))
     assert_within([double(weight) for weight in plain], weights, described, 4)
 
 
@@ -180,11 +180,11 @@ def test_pull_moves_each_weight_toward_its_anchor(described):
         double(weight) - FACTOR * (double(weight) - anchor)
         for weight, anchor in zip(weights, kept, strict=True)
     ]
-    kernels.pull(weights, anchors, scalar(FACTOR))
+    backend.decay_to_anchor(weights, anchors, scalar(FACTOR))
     assert dtypes(weights) == [dtype for _, dtype in described]
     assert_within(expected, weights, described, 8)
     plain = variables(described)
-    generic.pull(plain, anchors, scalar(FACTOR))
+    generic.decay_to_anchor(plain, anchors, scalar(FACTOR))
     assert_within([double(weight) for weight in plain], weights, described, 8)
     for value, anchor in zip(kept, anchors, strict=True):
         np.testing.assert_array_equal(value, double(anchor))
@@ -197,20 +197,20 @@ def test_pull_keeps_the_precision_of_a_float32_anchor(dtype):
     weight.assign(1.0)
     anchor = keras.Variable(1.0 + epsilon(dtype) / 8)
     for _ in range(2):
-        kernels.pull([weight], [anchor], scalar(0.5))
+        backend.decay_to_anchor([weight], [anchor], scalar(0.5))
     assert float(double(weight)) == 1.0
     weight.assign(0.0)
-    kernels.pull([weight], [anchor], scalar(1.0))
+    backend.decay_to_anchor([weight], [anchor], scalar(1.0))
     assert float(double(weight)) == 1.0
 
 
-@pytest.mark.parametrize("operation", ["shrink", "pull"])
+@pytest.mark.parametrize("operation", ["decay_to_zero", "decay_to_anchor"])
 def test_a_factor_of_zero_leaves_the_bits_of_a_weight(operation):
     described = [((4, 3), dtype) for dtype in FLOATS]
     weights = variables(described)
     before = [double(weight) for weight in weights]
-    more = [variables(described, seed=1)] if operation == "pull" else []
-    getattr(kernels, operation)(weights, *more, scalar(0.0))
+    more = [variables(described, seed=1)] if operation == "decay_to_anchor" else []
+    getattr(backend, operation)(weights, *more, scalar(0.0))
     for value, weight in zip(before, weights, strict=True):
         np.testing.assert_array_equal(value, double(weight))
 
@@ -218,7 +218,7 @@ def test_a_factor_of_zero_leaves_the_bits_of_a_weight(operation):
 def test_a_weight_on_its_anchor_stays_to_the_bit():
     described = [((50,), dtype) for dtype in FLOATS]
     weights, anchors = variables(described), variables(described)
-    kernels.pull(weights, anchors, scalar(FACTOR))
+    backend.decay_to_anchor(weights, anchors, scalar(FACTOR))
     for weight, anchor in zip(weights, anchors, strict=True):
         np.testing.assert_array_equal(double(anchor), double(weight))
 
@@ -242,7 +242,7 @@ def test_accumulate_adds_weighted_gradients_in_the_dtype_of_the_sums(described, 
             double(total) + factor * value for total, value in zip(sums, before, strict=True)
         ]
         kept = None if keep is None else ops.convert_to_tensor(keep)
-        kernels.accumulate(sums, gradients, weight, kept)
+        backend.accumulate(sums, gradients, weight, kept)
         assert_within(expected, sums, wide(described), 4)
         plain = variables(wide(described))
         generic.accumulate(plain, gradients, weight, kept)
@@ -257,7 +257,7 @@ def test_accumulate_lets_nothing_of_a_dropped_gradient_in(bad):
     (total,) = variables([((3,), "float32")])
     before = double(total)
     no = ops.convert_to_tensor(False)
-    kernels.accumulate([total], [ops.full((3,), bad)], scalar(2.0), no)
+    backend.accumulate([total], [ops.full((3,), bad)], scalar(2.0), no)
     np.testing.assert_array_equal(before, double(total))
 
 
@@ -270,7 +270,7 @@ def test_average_moves_a_share_of_the_way_to_each_weight(described):
             double(mean) + np.float64(np.float32(share)) * (value - double(mean))
             for mean, value in zip(means, kept, strict=True)
         ]
-        kernels.average(means, weights, scalar(share), True)
+        backend.average(means, weights, scalar(share), True)
         assert_within(expected, means, wide(described), 4)
         plain = variables(wide(described))
         generic.average(plain, weights, scalar(share), True)
@@ -284,7 +284,7 @@ def test_an_average_stays_or_is_the_weight_to_the_bit(share):
     described = [((4, 3), dtype) for dtype in FLOATS]
     means, weights = variables(wide(described)), variables(described, seed=1)
     expected = [double(each) for each in (means, weights)[int(share)]]
-    kernels.average(means, weights, scalar(share), True)
+    backend.average(means, weights, scalar(share), True)
     for value, mean in zip(expected, means, strict=True):
         np.testing.assert_array_equal(value, double(mean))
     # A copy: the next change of the weight is not one of the average.
@@ -298,7 +298,7 @@ def test_an_average_stays_or_is_the_weight_to_the_bit(share):
 def test_dot_is_the_inner_product_of_all_elements_in_float32(described):
     first, second = tensors(described), tensors(described, seed=1)
     products = [double(a) * double(b) for a, b in zip(first, second, strict=True)]
-    actual = kernels.dot(first, second)
+    actual = backend.dot(first, second)
     assert dtypes([actual]) == ["float32"]
     assert actual.shape == ()
     size = sum(np.sum(np.abs(product)) for product in products)
@@ -311,7 +311,7 @@ def test_dot_is_the_inner_product_of_all_elements_in_float32(described):
 def test_dot_does_not_overflow_in_a_low_precision(dtype):
     values = [ops.cast(ops.full((1000,), 300.0), dtype) for _ in range(3)]
     expected = 3000.0 * float(double(values[0])[0]) ** 2
-    np.testing.assert_allclose(double(kernels.dot(values, values)), expected, rtol=1e-6)
+    np.testing.assert_allclose(double(backend.dot(values, values)), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("described", LISTS)
@@ -319,7 +319,7 @@ def test_add_scaled_adds_in_the_dtype_of_the_first(described):
     first, second = tensors(described), tensors(wide(described), seed=1)
     before = [(double(a), double(b)) for a, b in zip(first, second, strict=True)]
     expected = [a + FACTOR * b for a, b in before]
-    actual = kernels.add_scaled(first, second, scalar(FACTOR))
+    actual = backend.add_scaled(first, second, scalar(FACTOR))
     assert dtypes(actual) == [dtype for _, dtype in described]
     assert_within(expected, actual, described, 8)
     plain = generic.add_scaled(first, second, scalar(FACTOR))
@@ -362,9 +362,9 @@ def compiled(function: Any, variables: list[Any]) -> Any:
 
 @pytest.mark.parametrize("value", [True, False])
 def test_a_condition_is_known_where_nothing_is_compiled(value):
-    assert kernels.known(ops.convert_to_tensor(value)) is value
+    assert backend.concrete(ops.convert_to_tensor(value)) is value
     done = []
-    kernels.when(ops.convert_to_tensor(value), lambda: done.append(1), [])
+    backend.run_if(ops.convert_to_tensor(value), lambda: done.append(1), [])
     assert done == [1] * value
 
 
@@ -381,11 +381,11 @@ def test_in_a_compiled_step_a_condition_is_not_known_and_either_branch_is_taken(
         first.assign(first * 2.0)
         count.assign_add(1)
         # Within a condition another one reads what was assigned.
-        kernels.when(ops.equal(count, 2), inner, own)
+        backend.run_if(ops.equal(count, 2), inner, own)
 
     def step(predicate: Any) -> None:
-        seen.append(kernels.known(predicate))
-        kernels.when(predicate, body, own)
+        seen.append(backend.concrete(predicate))
+        backend.run_if(predicate, body, own)
 
     run = compiled(step, own)
     start = [double(each) for each in own]
@@ -404,7 +404,7 @@ def test_in_a_compiled_step_a_condition_is_not_known_and_either_branch_is_taken(
 @pytest.mark.parametrize("value", [True, False])
 def test_where_nothing_is_compiled_only_one_of_two_functions_runs(value):
     ran = []
-    (chosen,) = kernels.either(
+    (chosen,) = backend.cond(
         ops.convert_to_tensor(value),
         lambda: [ran.append("then") or ops.ones((2,))],
         lambda: [ran.append("otherwise") or ops.zeros((2,))],
@@ -418,7 +418,7 @@ def test_in_a_compiled_step_the_tensors_are_those_of_the_branch_that_is_taken():
     start = [double(each) for each in own]
 
     def step(predicate: Any) -> None:
-        results = kernels.either(
+        results = backend.cond(
             predicate,
             lambda: [ops.convert_to_tensor(v) * 2 for v in own],
             lambda: [ops.convert_to_tensor(v) * 1 for v in own],
@@ -437,7 +437,7 @@ def test_in_a_compiled_step_the_tensors_are_those_of_the_branch_that_is_taken():
 
 def test_own_values_are_equal_and_not_written_through(backend):
     values = tensors([((3,), "float32"), ((), "bfloat16")])
-    owned = kernels.own(values)
+    owned = backend.private_copies(values)
     for value, copy in zip(values, owned, strict=True):
         np.testing.assert_array_equal(double(value), double(copy))
     if backend == "torch":
@@ -447,23 +447,23 @@ def test_own_values_are_equal_and_not_written_through(backend):
 
 def test_a_dense_gradient_has_no_repeated_rows_to_combine():
     (gradient,) = tensors([((4, 3), "float32")])
-    assert kernels.combine_repeated_rows(gradient) is gradient
-    assert kernels.dense(gradient) is gradient
+    assert backend.combine_repeated_rows(gradient) is gradient
+    assert backend.dense(gradient) is gradient
 
 
 def test_without_replicas_a_step_gets_its_gradients_as_they_are():
     gradients, received = tensors([((4, 3), "float32"), ((2,), "float32")]), []
     weight = keras.Variable(np.zeros(2))
-    kernels.over_replicas(received.extend, gradients, [weight])
-    received += kernels.sum_over_replicas(gradients)
+    backend.over_replicas(received.extend, gradients, [weight])
+    received += backend.sum_over_replicas(gradients)
     assert [id(each) for each in received] == [id(each) for each in gradients] * 2
-    with kernels.beside([weight]):
-        kernels.once(lambda: received.append(keras.Variable(1.0)))
-    assert kernels.on_host(received[-1]) == 1.0
+    with backend.on_devices_of([weight]):
+        backend.once_per_step(lambda: received.append(keras.Variable(1.0)))
+    assert backend.on_host(received[-1]) == 1.0
 
 
 def test_variables_can_be_made_outside_of_a_compiled_step():
-    with kernels.outside_compiled_step():
+    with backend.outside_compiled_step():
         variable = keras.Variable(2.0)
     assert float(double(variable)) == 2.0
 
@@ -490,7 +490,7 @@ def slices(rows: list[int], dtype: str, height: int = 5) -> tuple[Any, np.ndarra
 class TestSparseGradients:
     def test_repeated_rows_are_summed(self, rows, dtype):
         gradient, dense = slices(rows, dtype)
-        actual = kernels.combine_repeated_rows(gradient)
+        actual = backend.combine_repeated_rows(gradient)
         indices = actual.indices.numpy().tolist()
         assert sorted(set(rows)) == sorted(indices)
         assert dtypes([actual]) == [dtype]
@@ -498,7 +498,7 @@ class TestSparseGradients:
 
     def test_dense_has_the_rows_that_are_not_named(self, rows, dtype):
         gradient, dense = slices(rows, dtype)
-        actual = kernels.dense(gradient)
+        actual = backend.dense(gradient)
         assert dtypes([actual]) == [dtype]
         assert_within([dense], [actual], [((5, 2), dtype)], 6)
 
@@ -509,7 +509,7 @@ class TestSparseGradients:
 
         @tf.function
         def chosen(predicate):
-            return kernels.either(predicate, lambda: [gradient], lambda: [tf.zeros((5, 2), dtype)])
+            return backend.cond(predicate, lambda: [gradient], lambda: [tf.zeros((5, 2), dtype)])
 
         for value in (True, False):
             (actual,) = chosen(tf.constant(value))
@@ -517,30 +517,30 @@ class TestSparseGradients:
 
     def test_the_norm_is_that_of_the_dense_gradient(self, rows, dtype):
         gradient, _ = slices(rows, dtype)
-        combined = kernels.combine_repeated_rows(gradient)
+        combined = backend.combine_repeated_rows(gradient)
         dense = double(ops.convert_to_tensor(combined))
         (other,) = tensors([((3,), "float32")], seed=1)
         expected = np.sqrt(np.sum(np.square(dense)) + np.sum(np.square(double(other))))
-        actual = kernels.global_norm([combined, other])
+        actual = backend.global_norm([combined, other])
         np.testing.assert_allclose(double(actual), expected, rtol=1e-6)
 
     def test_only_the_rows_it_names_are_added_to_a_sum(self, rows, dtype):
-        gradient = kernels.combine_repeated_rows(slices(rows, dtype)[0])
+        gradient = backend.combine_repeated_rows(slices(rows, dtype)[0])
         dense = double(ops.convert_to_tensor(gradient))
         for keep in (None, ops.convert_to_tensor(True), ops.convert_to_tensor(False)):
             (total,) = variables([((5, 2), "float32")], seed=2)
             factor = FACTOR * (keep is None or bool(keep))
             expected = double(total) + factor * dense
-            kernels.accumulate([total], [gradient], scalar(FACTOR), keep)
+            backend.accumulate([total], [gradient], scalar(FACTOR), keep)
             assert_within([expected], [total], [((5, 2), "float32")], 4)
 
     def test_scaling_and_clipping_keep_it_sparse(self, rows, dtype):
         import tensorflow as tf
 
-        gradient = kernels.combine_repeated_rows(slices(rows, dtype)[0])
+        gradient = backend.combine_repeated_rows(slices(rows, dtype)[0])
         dense = double(ops.convert_to_tensor(gradient))
-        (scaled,) = kernels.scale([gradient], scalar(FACTOR))
-        clipped = kernels.clip_by_value(gradient, 0.5)
+        (scaled,) = backend.scale([gradient], scalar(FACTOR))
+        clipped = backend.clip_by_value(gradient, 0.5)
         for actual in (scaled, clipped):
             assert isinstance(actual, tf.IndexedSlices)
             assert dtypes([actual]) == [dtype]
@@ -559,13 +559,13 @@ def test_the_operations_are_the_same_in_a_graph():
     gradients = tensors(described)
 
     def step(factor):
-        kernels.shrink(weights[:1], factor)
-        kernels.pull(weights[1:], anchors[1:], factor)
-        return kernels.global_norm(kernels.scale(gradients, factor))
+        backend.decay_to_zero(weights[:1], factor)
+        backend.decay_to_anchor(weights[1:], anchors[1:], factor)
+        return backend.global_norm(backend.scale(gradients, factor))
 
     norm = tf.function(step)(scalar(FACTOR))
-    generic.shrink(same[:1], scalar(FACTOR))
-    generic.pull(same[1:], same_anchors[1:], scalar(FACTOR))
+    generic.decay_to_zero(same[:1], scalar(FACTOR))
+    generic.decay_to_anchor(same[1:], same_anchors[1:], scalar(FACTOR))
     assert_within([double(weight) for weight in same], weights, described, 4)
     expected = generic.global_norm(generic.scale(gradients, scalar(FACTOR)))
     np.testing.assert_allclose(double(norm), double(expected), rtol=1e-2)

@@ -97,7 +97,7 @@ class GroupRates:
     def swept(self, model: Any) -> Iterator[None]:
         """Returns a context in which rates can be set, with a compiled step that reads them."""
         before = model.train_function
-        with checkpoint.beside_weights(), backend.beside([self._optimizer.iterations]):
+        with checkpoint.beside_weights(), backend.on_devices_of([self._optimizer.iterations]):
             for group in self._moving:
                 group.swept = keras.Variable(
                     0.0,

@@ -48,16 +48,16 @@ model = keras.Model(pictures, logits)
 """
 ## Layer paths
 
-You choose groups by *layer path*: where a variable sits in the model. `variable.path` is not enough,
-since the paths of the backbone's variables do not contain the backbone's name.
+You choose groups by *layer path*: where a variable sits in the model. `variable.path` is not
+enough, since the paths of the backbone's variables do not contain the backbone's name.
 """
 
 first = model.trainable_variables[0]
 print("Keras' own path:", first.path)
 
 """
-A group takes a pattern, a layer, or a selector. Here the backbone gets three tenths of the base rate
-and is pulled toward its pretrained weights (L2-SP). The head gets the base rate.
+A group takes a pattern, a layer, or a selector. Here the backbone gets three tenths of the base
+rate and is pulled toward its pretrained weights (L2-SP). The head gets the base rate.
 """
 
 optimizer = kgo.GroupedOptimizer(
@@ -128,8 +128,8 @@ print({name: [f"{value:.2g}" for value in values] for name, values in history.hi
 print("test:", model.evaluate(x_test, y_test, verbose=0, return_dict=True))
 
 """
-The two rates keep their ratio at every step of the schedule. A reported rate is not a proof, so look
-at the weights as well.
+The two rates keep their ratio at every step of the schedule. A reported rate is not a proof, so
+look at the weights as well.
 """
 
 moved = {

@@ -49,6 +49,7 @@ __all__ = [
     "overwritten_by_gradient",
     "own_variables",
     "place_in",
+    "positions_of",
     "rate_variable",
     "redirect_list_updates",
     "redirect_updates",
@@ -395,6 +396,15 @@ def inner_optimizer_of(multi: Any, variable: keras.Variable) -> Any:
 def optimizer_map_of(multi: Any) -> Any:
     """Returns the map or function that a `MultiOptimizer` was made with, which has no getter."""
     return multi._optimizer_map
+
+
+def positions_of(optimizer: Any, variables: Sequence[Any]) -> list[int | None]:
+    """Returns the places of variables among those that an optimizer was built with.
+
+    Keras' map has no getter. On TensorFlow it knows the backend's variables too.
+    """
+    places = optimizer._trainable_variables_indices
+    return [places.get(optimizer._var_key(variable)) for variable in variables]
 
 
 def set_path(variable: keras.Variable, path: str) -> None:

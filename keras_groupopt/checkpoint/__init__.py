@@ -14,7 +14,7 @@ from keras_groupopt.checkpoint.archive import opened as opened
 from keras_groupopt.checkpoint.archive import read_file as read_file
 from keras_groupopt.checkpoint.archive import write_file as write_file
 from keras_groupopt.checkpoint.fingerprint import NOT_BUILT as NOT_BUILT
-from keras_groupopt.checkpoint.fingerprint import LayoutVariable as LayoutVariable
+from keras_groupopt.checkpoint.fingerprint import Fingerprint as Fingerprint
 from keras_groupopt.checkpoint.fingerprint import protect as protect
 from keras_groupopt.checkpoint.fingerprint import protect_early as protect_early
 from keras_groupopt.checkpoint.keys import entries_of as entries_of

@@ -24,7 +24,7 @@ from keras_groupopt.step.built import BuiltOptimizer
 NOT_BUILT = 0
 
 
-class LayoutVariable(keras.Variable):
+class Fingerprint(keras.Variable):
     """Holds a number that stands for an optimizer's layout, and refuses another one."""
 
     def __init__(self) -> None:
@@ -71,15 +71,15 @@ class LayoutVariable(keras.Variable):
         return super().assign(value) if self.check(value) else self.value
 
 
-def protect_early(optimizer: Any) -> LayoutVariable:
+def protect_early(optimizer: Any) -> Fingerprint:
     """Names what an optimizer has before it is built; returns what refuses values until then."""
-    layout = LayoutVariable()
-    compat.set_path(layout, f"{_name(optimizer)}/@layout")
+    fingerprint = Fingerprint()
+    compat.set_path(fingerprint, f"{_name(optimizer)}/@layout")
     compat.set_path(optimizer.iterations, f"{_name(optimizer)}/{keys.ITERATIONS}")
     base = compat.rate_variable(optimizer)
     if base is not None:
         compat.set_path(base, f"{_name(optimizer)}/{keys.LEARNING_RATE}")
-    return layout
+    return fingerprint
 
 
 def protect(optimizer: Any, built: BuiltOptimizer) -> int:

@@ -1,76 +1,54 @@
-"""What a user declared, checked, and kept beside the tracked state of the optimizer."""
+"""What a user declares, checked."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-import weakref
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_groupopt.base.checks import check_number, is_schedule
-from keras_groupopt.plan.plan import Defaults, Plan
-from keras_groupopt.step.gradient_rule_state import Wanted
+from keras_groupopt.plan import resolve
+from keras_groupopt.plan.group import Group
+from keras_groupopt.plan.plan import Defaults
+from keras_groupopt.rules import registry
+from keras_groupopt.schedules.from_base import FromBase
+from keras_groupopt.schedules.serialization import is_registered
+from keras_groupopt.selectors import Selector
 
 
-class Declaration:
-    """What was declared, beside what is tracked: plain, so that Keras does not look inside."""
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """What a user declared.
 
-    def __init__(self, groups: tuple[Any, ...], defaults: Defaults) -> None:
-        self.groups = groups
-        self.defaults = defaults
-        self.model: weakref.ref[Any] | None = None
-        self.preview: Plan | None = None
-        # The variables the plan was resolved over, which give selectors of objects their paths.
-        self.catalog: Any = None
-        self.records: list[dict[str, Any]] | None = None
-        self.records_provisional = False
-        self.current: dict[tuple[str, str], float] = {}
-        self.pending: tuple[Any, Any] | None = None
-        # The groups that `freeze_to` froze, and the identities of the variables it froze.
-        self.frozen_groups: tuple[str, ...] = ()
-        self.held: set[int] = set()
-        # The length of the run, where it was set before the build.
-        self.total_steps: int | None = None
-        # Whether a `fit` is the run that schedules are made for, and not a search for rates.
-        self.is_run = True
-        # The identities of schedules that were said to be shorter than the run.
-        self.said_short: set[int] = set()
-        # The end of the run that they were last compared with.
-        self.run_seen: int | None = None
-        # What the gradient rule of the model asks to be kept.
-        self.gradient_rule: Wanted | None = None
-        # What steps are to measure.
-        self.measured: frozenset[str] = frozenset()
+    Args:
+        groups: The groups.
+        defaults: What holds for groups that do not say it themselves.
+    """
+
+    groups: tuple[Group, ...]
+    defaults: Defaults
 
     @property
-    def resting(self) -> list[dict[str, Any]]:
-        """The records of variables that were frozen when the config was saved."""
-        return [record for record in self.records or () if not record.get("trainable", True)]
+    def clips(self) -> bool:
+        """Whether any limit on gradients is declared."""
+        limits = ("clipnorm", "global_clipnorm", "clipvalue")
+        declared = (*self.groups, self.defaults)
+        return any(getattr(one, name) is not None for one in declared for name in limits)
 
-    def live_model(self, required: bool = True) -> Any:
-        """Returns the model, or `None` if none was given.
 
-        Raises:
-            ValueError: If one was given and `required`, but it no longer exists.
-        """
-        if self.model is None:
-            return None
-        model = self.model()
-        if model is None and required:
-            raise ValueError(
-                "The model given as `model=` must exist until the optimizer is built. Received: "
-                "a model that was deleted. Keep a reference to it, or call "
-                "`optimizer.bind(model)` with the model you train."
-            )
-        return model
+def declare(groups: Sequence[Group], defaults: Defaults) -> Declared:
+    """Returns groups and defaults, after checking that they fit each other.
 
-    def train_function(self) -> weakref.ref[Any] | None:
-        """Returns the training function that `fit` made for the model, held weakly, if any.
-
-        `compile` drops it, so it tells the steps before a `compile` from those after it.
-        """
-        function = getattr(self.live_model(required=False), "train_function", None)
-        return None if function is None else weakref.ref(function)
+    Raises:
+        ValueError: If they contradict each other.
+    """
+    registry.check_instances_differ(groups)
+    lifted = tuple(registry.lift_instance(group) for group in groups)
+    resolve.check_declared(lifted, defaults)
+    _warn_of_unserializable(lifted, defaults)
+    return Declared(lifted, defaults)
 
 
 def check_base(learning_rate: Any, groups: Sequence[Any]) -> Any:
@@ -80,8 +58,8 @@ def check_base(learning_rate: Any, groups: Sequence[Any]) -> Any:
         names = ", ".join(group.name for group in groups)
         raise ValueError(
             "`learning_rate` must be one base rate. Received: "
-            f"{len(learning_rate)} rates for {len(groups)} groups ({names}). Give a group its "
-            "own by `Group(learning_rate_ratio=...)` or `Group(learning_rate=...)`."
+            f"{len(learning_rate)} rates for {len(groups)} groups ({names}). Give each group its "
+            "rate by `Group(learning_rate_ratio=...)` or `Group(learning_rate=...)`."
         )
     if callable(learning_rate):
         _check_callable(learning_rate)
@@ -112,12 +90,12 @@ def _check_callable(learning_rate: Any) -> None:
 
 
 def check_default_rule(rule: Any) -> Any:
-    """Returns the rule of groups that name none, without anything that belongs elsewhere."""
+    """Returns the rule of groups that name none, after checking that it is only a rule."""
     if rule is None:
         raise TypeError("`rule` must be given. Received: rule=None in GroupedOptimizer.")
     if rule.is_instance:
         raise ValueError(
-            "`rule` of GroupedOptimizer must not be an instance, which has a rate of its own and "
+            "`rule` of GroupedOptimizer must not be an instance, which has its own rate and "
             f"belongs to one group. Received: {rule.label}. Use "
             f'`rule=kgo.rule("{rule.label}", ...)` with `learning_rate=`.'
         )
@@ -127,4 +105,36 @@ def check_default_rule(rule: Any) -> Any:
             f"`{lifted[0]}` must be given to GroupedOptimizer itself. Received: {rule!r} as its "
             f"default rule. Use `GroupedOptimizer({lifted[0]}=...)`."
         )
+    registry.check_rule(rule, "GroupedOptimizer")
     return rule
+
+
+def _warn_of_unserializable(groups: Sequence[Group], defaults: Defaults) -> None:
+    """Warns, before hours of training, about what the first checkpoint could not save."""
+    rate = defaults.learning_rate
+    reasons = []
+    if callable(rate) and not hasattr(rate, "get_config") and not is_registered(rate):
+        reasons.append(f"the base learning rate is the function {rate!r}")
+    for group in groups:
+        own = group.learning_rate
+        if isinstance(own, FromBase) and not is_registered(own.function):
+            reasons.append(f"`learning_rate` of {group.where} is {own!r}")
+    named = [
+        (f"`{name}` of {group.where}", getattr(group, name))
+        for group in groups
+        for name in ("selector", "exclude_from_decay")
+    ]
+    named += [(f"the selector of {ratio.where}", ratio.selector) for ratio in defaults.ratios]
+    named.append(("`exclude_from_decay`", defaults.exclude_from_decay))
+    reasons += [
+        f"{name} is {selector.describe()}"
+        for name, selector in named
+        if isinstance(selector, Selector) and not selector.is_serializable()
+    ]
+    if reasons:
+        warnings.warn(
+            "A model with this optimizer cannot be saved whole (`model.save`, ModelCheckpoint), "
+            f"because {'; '.join(reasons)}. Decorate the function with "
+            "`@keras.saving.register_keras_serializable()`.",
+            stacklevel=4,
+        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +13,8 @@ from keras_groupopt import backend
 from keras_groupopt.base import compat
 from keras_groupopt.base.checks import check_count, check_positive
 from keras_groupopt.checkpoint.store import MANIFEST
-from keras_groupopt.optimizer.grouped_optimizer import _FIXED, GroupedOptimizer, values_in
+from keras_groupopt.optimizer import applying
+from keras_groupopt.optimizer.grouped_optimizer import FIXED, GroupedOptimizer
 from keras_groupopt.step.built import BuiltOptimizer
 from keras_groupopt.step.nonfinite import NONE
 from keras_groupopt.step.one_step import on_each_device
@@ -51,9 +51,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     before the build too; whatever is public on the inner optimizer can be used on this one;
     `apply` works outside a compiled step on JAX; the scale never gets stuck at 0 or infinity; and
     under a TensorFlow strategy it looks at the gradients of all replicas, not of the first.
-    It may fall below 1, as gradients of a large loss overflow without any scale.
+    It may fall below 1, as gradients of a large loss may overflow without any scale.
 
-    A gradient of a frozen group is not looked at. With gradient accumulation a micro-batch that
+    Gradients of frozen groups are not checked. With gradient accumulation a micro-batch that
     overflows is dropped and does not fill the window; `skipped_steps` counts it.
 
     A file holds the inner optimizer's state as a `GroupedOptimizer` writes it, under
@@ -62,8 +62,10 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     Args:
         inner_optimizer: The `GroupedOptimizer` that does the steps, without `loss_scale_factor`.
         initial_scale: The first scale, a positive number; a power of two divides without rounding.
+            Default: 32768.
         dynamic_growth_steps: After how many finite steps in a row the scale doubles; >= 1.
-        name: The optimizer's name.
+            Default: 2000.
+        name: The optimizer's name. Default: Keras numbers one.
 
     Attributes:
         dynamic_scale: The present scale, a float32 variable.
@@ -73,7 +75,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             was not finite in the last step skipped; -1 if none was. An integer variable.
 
     Raises:
-        TypeError: If `inner_optimizer` is no `GroupedOptimizer`, or an argument is of the wrong
+        TypeError: If `inner_optimizer` is not a `GroupedOptimizer`, or an argument is of the wrong
             type.
         ValueError: If a value is out of range, or `inner_optimizer` has a `loss_scale_factor`.
 
@@ -112,7 +114,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             inner_optimizer, initial_scale=initial_scale, dynamic_growth_steps=growth, name=name
         )
         # What is set on the inner optimizer at construction reads the same here.
-        for fixed in _FIXED:
+        for fixed in FIXED:
             super().__setattr__(fixed, getattr(inner_optimizer, fixed))
         # In the order of Keras' class. Made now, so that what is loaded before the build has a
         # place.
@@ -160,7 +162,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return getattr(inner, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _FIXED and "inner_optimizer" in vars(self):
+        if name in FIXED and "inner_optimizer" in vars(self):
             setattr(self.inner_optimizer, name, value)
         else:
             super().__setattr__(name, value)
@@ -189,56 +191,44 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         self,
         grads: Sequence[Tensor],
         trainable_variables: Sequence[Any] | None = None,
-        **options: Any,
+        sample_count: Any = None,
     ) -> None:
         """Does one step of the inner optimizer with unscaled gradients, or skips it.
 
         Args:
-            grads: One gradient of the scaled loss per variable; `None` where there is none.
-            trainable_variables: Their variables, as for the inner optimizer.
-            **options: What else the inner optimizer's `apply` takes.
+            grads: One gradient of the scaled loss per variable; `None` for a variable without one.
+            trainable_variables: Their variables, as for the inner optimizer. Default: all variables
+                it was built with.
+            sample_count: As for the inner optimizer. Default: `None`.
 
         Raises:
             ValueError: As the inner optimizer's `apply`.
         """
-        inner = self.inner_optimizer
-        grads = list(grads)
-        variables = trainable_variables
-        if variables is not None:
-            variables = list(variables)
-            if grads and not self.built:
-                backend.once_per_step(functools.partial(self.build, variables))
-        built = inner._built
-        if built is not None and variables is None:
-            variables = list(built.variables)
-        if built is None or variables is None or len(grads) != len(variables):
-            # Nothing to do, or refused, with the reason.
-            inner.apply(grads, trainable_variables)
+        inner, grads = self.inner_optimizer, list(grads)
+        if not grads:
             return
-        positions = inner._positions(variables)
+        positions = applying.take_in(inner, grads, trainable_variables)
+        built = inner._require_built("apply")
         known = [built.variables[position] for position in positions]
-        inner._capture_once(built)
 
         def step_on_device(sums: list[Tensor | None], samples: Tensor | None) -> None:
-            flags = group_flags(built, sums, positions)
+            flags = _group_flags(built, sums, positions)
             unscaled = _unscale(sums, known, self.dynamic_scale)
-            weighted = options if samples is None else options | {"sample_count": samples}
             backend.run_if(
                 ops.all(flags),
-                lambda: inner.apply(unscaled, known, **weighted),
-                [*known, *inner.changing_variables],
+                lambda: inner.apply(unscaled, known, samples),
+                [*known, *applying.changing_variables(inner)],
             )
             self._record(flags)
 
-        samples = options.get("sample_count")
-        on_each_device(step_on_device, grads, known, samples, self.variables)
+        on_each_device(step_on_device, grads, known, sample_count, self.variables)
 
     def stateless_apply(
         self,
         optimizer_variables: Sequence[Tensor],
         grads: Sequence[Tensor],
         trainable_variables: Sequence[Tensor],
-        **options: Any,
+        sample_count: Any = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Does one step on values instead of variables (JAX and torch).
 
@@ -246,7 +236,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             optimizer_variables: Values of `optimizer.variables`, in order.
             grads: One gradient of the scaled loss per value of `trainable_variables`.
             trainable_variables: Values of the trainable variables, as for the inner optimizer.
-            **options: What else the inner optimizer's `stateless_apply` takes.
+            sample_count: As for the inner optimizer. Default: `None`.
 
         Returns:
             The new values of `trainable_variables` and of `optimizer_variables`.
@@ -254,23 +244,12 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         Raises:
             ValueError: As the inner optimizer's `stateless_apply`.
         """
-        inner = self.inner_optimizer
-        own = self.variables
-        built = inner._built
-        variables = _variables_of(built, trainable_variables)
-        received = (len(grads), len(trainable_variables), len(optimizer_variables))
-        refused = built is None or received != (len(variables), len(variables), len(own))
-        if refused or not backend.STATELESS:
-            # With the reason.
-            rest = optimizer_variables[len(self._variables) :]
-            return inner.stateless_apply(rest, grads, trainable_variables)
-        mapping = [
-            *zip(variables, backend.private_copies(trainable_variables), strict=True),
-            *zip(own, backend.private_copies(optimizer_variables), strict=True),
-        ]
-        with keras.StatelessScope(state_mapping=mapping) as scope:
-            self.apply(grads, variables, **options)
-        return values_in(scope, variables), values_in(scope, own)
+        return applying.apply_to_values(
+            self,
+            self.inner_optimizer,
+            (optimizer_variables, grads, trainable_variables),
+            lambda variables: self.apply(grads, variables, sample_count),
+        )
 
     def _record(self, flags: Tensor) -> None:
         """Moves the scale and the counters after a step.
@@ -297,24 +276,32 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def set_weights(self, weights: Sequence[Any]) -> None:
         """Sets `optimizer.variables`, in order.
 
+        Args:
+            weights: One value per variable.
+
         Raises:
             ValueError: If the optimizer is not built, or counts or shapes differ.
         """
-        count = len(self._variables)
+        inner = self.inner_optimizer
+        count = len(self.variables) - len(inner.variables)
         own = list(weights[:count])
         if any(np.shape(weight) != () for weight in own):
             raise ValueError(
                 f"`weights` must start with the {count} scalars of LossScaleOptimizer. Received: "
                 f"shapes {[np.shape(weight) for weight in own]}."
             )
-        self.inner_optimizer.set_weights(weights[count:])
-        for variable, weight in zip(self._variables, own, strict=True):
+        inner.set_weights(weights[count:])
+        for variable, weight in zip(self.variables, own, strict=False):
             variable.assign(weight)
 
     def save_own_variables(self, store: Any) -> None:
-        """Writes the scale and the counters. Keras then writes the inner optimizer beside them."""
+        """Writes the scale and the counters. Keras then writes the inner optimizer beside them.
+
+        Args:
+            store: Where to write: a mapping from names to arrays.
+        """
         inner = self.inner_optimizer
-        if inner._built is not None or inner._declaration.pending is not None:
+        if inner._built is not None or inner._run.pending is not None:
             for name, place in _PLACES.items():
                 store[place] = ops.convert_to_numpy(getattr(self, name))
 
@@ -361,7 +348,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         return cls(inner, **arguments)
 
 
-def group_flags(
+def _group_flags(
     built: BuiltOptimizer, gradients: Sequence[Tensor | None], positions: Sequence[int]
 ) -> Tensor:
     """Returns, per group, whether its gradients are finite; a boolean vector.
@@ -395,14 +382,6 @@ def _unscale(grads: Sequence[Tensor | None], variables: Sequence[Any], scale: An
         else ops.divide(gradient, scale)
         for gradient, variable in zip(grads, variables, strict=True)
     ]
-
-
-def _variables_of(built: BuiltOptimizer | None, values: Sequence[Tensor]) -> list[Any]:
-    """Returns the variables that values of a stateless step stand for."""
-    variables = [] if built is None else list(built.variables)
-    if len(values) == len(variables):
-        return variables
-    return [variable for variable in variables if variable.trainable]
 
 
 def _check_inner(inner: Any) -> None:

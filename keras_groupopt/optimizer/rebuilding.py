@@ -1,248 +1,272 @@
-"""An optimizer whose model or groups change: groups are built again, and state is carried over."""
+"""An optimizer whose model or groups change: it is built again, and state is carried over."""
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import keras
-
-from keras_groupopt import backend, checkpoint
+from keras_groupopt import checkpoint
 from keras_groupopt.base import compat, text
 from keras_groupopt.checkpoint.carried import Copies, carried
-from keras_groupopt.optimizer import config
-from keras_groupopt.optimizer.declaration import Declaration
-from keras_groupopt.plan import resolve
+from keras_groupopt.optimizer import building
+from keras_groupopt.optimizer.binding import bind, check_is_model
+from keras_groupopt.optimizer.declaration import declare
+from keras_groupopt.plan import plan as planning
 from keras_groupopt.plan.group import Group, as_groups
-from keras_groupopt.plan.plan import Plan, with_state_bytes
-from keras_groupopt.rules import registry
+from keras_groupopt.selectors import layer_paths
+from keras_groupopt.step import gradient_rule_state
 from keras_groupopt.step.built import BuiltOptimizer
 from keras_groupopt.step.gradient_rule_state import GradientState, Wanted
+from keras_groupopt.step.run_length import is_needed
 
 # What `fit`, `evaluate` and `predict` compiled for the variables as they were.
 _COMPILED = ("train", "test", "predict")
 
 
-class Rebuilding:
-    """The part of `GroupedOptimizer` that follows a model that changes."""
+def rebuild(optimizer: Any, model: Any, groups: Any = None) -> checkpoint.Report:
+    """Resolves the plan again for a model that changed, and keeps the state of what stays.
 
-    _declaration: Declaration
-    _built: BuiltOptimizer | None
-    _variables: list[Any]
-    _is_built: bool
-    _layout: Any
-    _resolve: Any
-    _make_built: Any
-    _with_gradient_rule: Any
-    iterations: Any
+    Call it after layers were frozen, unfrozen, given LoRA or added, or to change the groups. A
+    variable keeps its moments, average, accumulator and anchor if it is still the same object; if
+    no variable is (the model was made anew), if its layer path is the same. In another group it
+    keeps them if the rule is of the same class and the slots agree. The step, the base rate, and
+    numbers set by hand stay if their declaration did.
 
-    def rebuild(self, model: Any, groups: Any = None) -> checkpoint.Report:
-        """Resolves the plan again for a model that changed, and keeps the state of what stays.
+    A new variable starts fresh, and its `"initial"` anchor is its value now. It shares its
+    group's count of steps, on which bias corrections depend; in a new group that count starts
+    at 0. Schedules go on from the step of the optimizer. A variable that is frozen now is left
+    out, and its state is dropped. To keep that state, do not rebuild: a variable that is frozen
+    after the build is left alone. LoRA's variables are `<layer>/lora_kernel_a` and `_b`: select
+    the layer.
 
-        After layers were frozen, unfrozen, given LoRA or added, or with other groups. A variable
-        keeps its moments, average, accumulator and anchor if it is still the same object; if none
-        is (the model was made anew), if its layer path is the same. In another group it keeps them
-        where the rule is of the same class and the slots agree. The step, the base rate, and
-        numbers set by hand stay where their declaration did.
+    `fit` goes on with the compiled model, without `compile`. A callback may call it, with its
+    `self.model`. A `LossScaleOptimizer` around this optimizer follows if it is the model's.
 
-        A new variable starts fresh, and its `"initial"` anchor is its value now. It shares its
-        group's count of steps, on which bias corrections depend; in a new group that count starts
-        at 0. Schedules go on from the step of the optimizer. A variable that is frozen now is left
-        out, and its state is dropped; where it shall stay, do not rebuild: a variable frozen later
-        is left alone. LoRA's variables are `<layer>/lora_kernel_a` and `_b`: select the layer.
+    Args:
+        model: The model as it is now. It becomes the optimizer's.
+        groups: The groups from now on, as for `GroupedOptimizer`. Default: the declared ones.
 
-        `fit` goes on with the compiled model, without `compile`. A callback may call it, with its
-        `self.model`. A `LossScaleOptimizer` around this optimizer follows where it is the model's.
+    Returns:
+        What was kept, starts fresh and was dropped.
 
-        Args:
-            model: The model as it is now. It becomes the optimizer's.
-            groups: The groups from now on, as for `GroupedOptimizer`. Default: the declared ones.
+    Raises:
+        TypeError: If `model` is not a model, or a group is not a group.
+        ValueError: If the groups do not fit the model. The optimizer is then as it was.
 
-        Returns:
-            What was kept, starts fresh and was dropped.
+    Example:
+    >>> import keras, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, name="backbone"),
+    ...                           keras.layers.Dense(2, name="head")])
+    >>> model.get_layer("backbone").trainable = False
+    >>> optimizer = kgo.GroupedOptimizer(model=model, rule="adam")
+    >>> optimizer.build(model.trainable_variables)
+    >>> model.get_layer("backbone").trainable = True
+    >>> report = optimizer.rebuild(model, {"backbone": "backbone"})
+    >>> [key for key in report.kept if key.endswith("momentums")]
+    ['default/head/kernel/momentums', 'default/head/bias/momentums']
+    """
+    check_has_values(model)
+    frozen = optimizer._run.frozen_groups
+    if frozen:
+        raise ValueError(
+            "`rebuild` must be called when no group is frozen by `freeze_to`, as it drops the "
+            f"state of what is frozen. Received: it froze {', '.join(frozen)}. Call "
+            "`optimizer.freeze_to(0)` first, and `freeze_to` again after."
+        )
+    old, declared = optimizer._built, optimizer._declared
+    if old is not None and old.averages_in_weights:
+        raise ValueError(
+            "`rebuild` must be called when the model has its weights. Received: averages in "
+            "their place. Call it outside of `kgo.averaged_weights(model)`."
+        )
+    if groups is not None:
+        declared = declare(as_groups(groups), declared.defaults)
+    # The records and the plan last shown describe the model as it was.
+    link = dataclasses.replace(
+        optimizer._link, reference=weakref.ref(model), records=None, shown=None
+    )
+    tracked = optimizer._own_variables
+    built, link.catalog = building.make(optimizer, declared, link, list(model.trainable_variables))
+    try:
+        report = _give_old_state(optimizer, old, built)
+    except BaseException:
+        building.untrack(optimizer, optimizer._own_variables[len(tracked) :])
+        raise
+    before, now = ({id(v) for v in b.entries().values()} if b else set() for b in (old, built))
+    building.untrack(optimizer, [v for v in tracked if id(v) in before and id(v) not in now])
+    optimizer._declared, optimizer._link, optimizer._run.pending = declared, link, None
+    building.keep(optimizer, built)
+    outer = list(_around(model, optimizer))
+    for wrapper in outer:
+        if wrapper is not optimizer and wrapper.built:
+            compat.replace_built_variables(wrapper, built.variables)
+    if outer:
+        forget_compiled(model)
+    return report
 
-        Raises:
-            TypeError: If `model` is no model, or a group is none.
-            ValueError: If the groups do not fit the model. The optimizer is then as it was.
 
-        Example:
-        >>> import keras, keras_groupopt as kgo
-        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, name="backbone"),
-        ...                           keras.layers.Dense(2, name="head")])
-        >>> model.get_layer("backbone").trainable = False
-        >>> optimizer = kgo.GroupedOptimizer(model=model, rule="adam")
-        >>> optimizer.build(model.trainable_variables)
-        >>> model.get_layer("backbone").trainable = True
-        >>> report = optimizer.rebuild(model, {"backbone": "backbone"})
-        >>> [key for key in report.kept if key.endswith("momentums")]
-        ['default/head/kernel/momentums', 'default/head/bias/momentums']
-        """
-        check_has_values(model)
-        frozen = self._declaration.frozen_groups
-        if frozen:
-            raise ValueError(
-                "`rebuild` must be called when no group is frozen by `freeze_to`, as it drops the "
-                f"state of what is frozen. Received: it froze {', '.join(frozen)}. Call "
-                "`optimizer.freeze_to(0)` first, and `freeze_to` again after."
-            )
-        if self._built is not None and self._built.averages_in_weights:
-            raise ValueError(
-                "`rebuild` must be called when the model has its weights. Received: averages in "
-                "their place. Call it outside of `kgo.averaged_weights(model)`."
-            )
-        before = self._declaration
-        old, tracked = self._built, len(self._variables)
-        # The optimizer resolves what it declares: for the length of the try, the new declaration.
-        self._declaration = _changed(before, weakref.ref(model), groups)
-        try:
-            variables = list(model.trainable_variables)
-            plan: Plan = self._resolve(variables)
-            built = self._make_built(plan, variables)
-            built.set_scalars(self._declaration.current)
-            config.warn_about_variables(plan, variables)
-            report = self._give_old_state(old, built)
-        except BaseException:
-            self._declaration = before
-            for variable in self._variables[tracked:]:
-                compat.untrack(self, variable)
-            raise
-        for variable in _gone(self._variables[:tracked], old, built):
-            compat.untrack(self, variable)
-        self._layout.stand_for(built.digest)
-        self._built, self._declaration.pending = built, None
-        self._is_built = True
-        for optimizer in [self, *_around(model, self)]:
-            compat.replace_built_variables(optimizer, variables)
-        if _is_of(model, self):
-            forget_compiled(model)
-        return report
-
-    def note_unbuilt(self) -> Callable[[], None]:
-        """Returns a function that takes back a build that follows, and what came of it."""
-        tracked = len(self._variables)
-
-        def undo() -> None:
-            for variable in self._variables[tracked:]:
-                compat.untrack(self, variable)
-            compat.replace_built_variables(self, [])
-            self._layout.stand_for(checkpoint.NOT_BUILT)
-            self._built, self._is_built = None, False
-
-        return undo
-
-    def _change_gradient_state(self, built: BuiltOptimizer, wanted: Wanted) -> None:
-        """Keeps what another gradient rule asks for, and leaves all else as it is.
-
-        Models that share the optimizer have steps that were compiled with the rest.
-        """
-        old, tracked = built.gradient_state, len(self._variables)
-        new = GradientState(wanted)
-        try:
-            with (
-                checkpoint.beside_weights(),
-                backend.on_devices_of([self.iterations, *built.variables]),
-            ):
-                new.make_variables(self, built.moving)
-            built.gradient_state = new
-            built.digest = checkpoint.protect(self, built)
-            checkpoint.place(checkpoint.entries_of(self, built))
-        except BaseException:
-            built.gradient_state = old
-            for variable in self._variables[tracked:]:
-                compat.untrack(self, variable)
-            raise
-        new.go_on_from(old)
-        for variable in [] if old is None else old.variables:
-            compat.untrack(self, variable)
-        built.plan = self._with_gradient_rule(with_state_bytes(built.plan, built.state_bytes()))
-
-    def _give_old_state(
-        self, old: BuiltOptimizer | None, built: BuiltOptimizer
-    ) -> checkpoint.Report:
-        terms = checkpoint.Terms(strict=False, moves=True)
-        pending = self._declaration.pending
-        if pending is not None:
-            saved, waiting = pending
-            return checkpoint.give(
-                self, built, saved, dataclasses.replace(waiting, strict=False, moves=True)
-            )
-        if old is None:
-            terms.report.fresh += checkpoint.entries_of(self, built)
-            return terms.report
-        old.capture_due(self.iterations)
-        entries = checkpoint.entries_of(self, old)
-        saved = checkpoint.Saved(checkpoint.manifest_of(entries, old), entries)
-        saved, left_out = carried(saved, old, built.paths, built.plan)
-        # Through the device, one at a time: models are large.
-        saved = checkpoint.Saved(saved.manifest, Copies(saved.values))
-        checkpoint.give(self, built, saved, terms)
-        terms.report.dropped += left_out
+def _give_old_state(
+    optimizer: Any, old: BuiltOptimizer | None, built: BuiltOptimizer
+) -> checkpoint.Report:
+    pending = optimizer._run.pending
+    if pending is not None:
+        saved, waiting = pending
+        terms = dataclasses.replace(waiting, strict=False, moves=True)
+        return checkpoint.give(optimizer, built, saved, terms)
+    terms = checkpoint.Terms(strict=False, moves=True)
+    if old is None:
+        terms.report.fresh += checkpoint.entries_of(optimizer, built)
         return terms.report
+    old.capture_due(optimizer.iterations)
+    entries = checkpoint.entries_of(optimizer, old)
+    saved = checkpoint.Saved(checkpoint.manifest_of(entries, old), entries)
+    saved, left_out = carried(saved, old, built.paths, built.plan)
+    # Through the device, one at a time: models are large.
+    saved = checkpoint.Saved(saved.manifest, Copies(saved.values))
+    checkpoint.give(optimizer, built, saved, terms)
+    terms.report.dropped += left_out
+    return terms.report
 
-    def add_group(self, group: Group) -> checkpoint.Report | None:
-        """Declares one more group. A built optimizer is rebuilt for its model.
 
-        The group claims its variables from those that no other group claims, or, with
-        `overlap="last"`, from other groups. State of a variable that comes from another group is
-        kept where both rules are of one class and the slots agree in name, shape and dtype; else it
-        starts fresh. The group's count of steps goes on where its variables' moments do.
+def add_group(optimizer: Any, group: Group) -> checkpoint.Report | None:
+    """Declares one more group. A built optimizer is rebuilt for its model.
 
-        Args:
-            group: The group.
+    The group claims its variables from those that no other group claims, or, with
+    `overlap="last"`, from other groups. State of a variable that comes from another group is
+    kept if both rules are of one class and the slots agree in name, shape and dtype; else it
+    starts fresh. The group's count of steps goes on if its variables' moments do.
 
-        Returns:
-            The report of `rebuild`, or `None` if the optimizer is not built yet.
+    Args:
+        group: The group.
 
-        Raises:
-            TypeError: If it is no `Group`.
-            ValueError: If its name is taken, it does not fit the model, or a built optimizer has no
-                model. The optimizer is then as it was.
+    Returns:
+        The report of `rebuild`, or `None` if the optimizer is not built yet.
 
-        Example:
-        >>> import keras, keras_groupopt as kgo
-        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
-        >>> optimizer = kgo.GroupedOptimizer(model=model, rule="adam")
-        >>> optimizer.build(model.trainable_variables)
-        >>> report = optimizer.add_group(kgo.Group("head", "head", learning_rate_ratio=0.5))
-        >>> report.renamed["head/head/bias/momentums"]
-        'default/head/bias/momentums'
-        """
-        before = self._declaration
-        groups = (*before.groups, group)
-        declaration = _changed(before, before.model, groups)
-        model = before.live_model(required=False)
-        if self._built is None and before.records is None:
-            self._declaration = declaration
-            try:
-                if model is not None and model.built:
-                    self._resolve(list(model.trainable_variables))
-            except BaseException:
-                self._declaration = before
-                raise
-            return None
-        if model is None:
-            raise ValueError(
-                "`add_group` needs the model of an optimizer that was built or loaded. Received: "
-                f"{group.where}, and no model. Call `optimizer.bind(model)` first."
-            )
-        return self.rebuild(model, groups)
+    Raises:
+        TypeError: If it is not a `Group`.
+        ValueError: If its name is taken, it does not fit the model, or a built optimizer has no
+            model. The optimizer is then as it was.
+
+    Example:
+    >>> import keras, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
+    >>> optimizer = kgo.GroupedOptimizer(model=model, rule="adam")
+    >>> optimizer.build(model.trainable_variables)
+    >>> report = optimizer.add_group(kgo.Group("head", "head", learning_rate_ratio=0.5))
+    >>> report.renamed["head/head/bias/momentums"]
+    'default/head/bias/momentums'
+    """
+    link, groups = optimizer._link, (*optimizer._declared.groups, group)
+    if optimizer._built is None and link.records is None:
+        declared = declare(as_groups(groups), optimizer._declared.defaults)
+        if link.model is not None and link.model.built:
+            link.resolve(declared, list(link.model.trainable_variables))
+        link.shown, optimizer._declared = None, declared
+        return None
+    # Refuses what is not a group before it asks for the model.
+    as_groups(groups)
+    if link.model is None:
+        raise ValueError(
+            "`add_group` needs the model of an optimizer that was built or loaded. Received: "
+            f"{group.where}, and no model. Call `optimizer.bind(model)` first."
+        )
+    return rebuild(optimizer, link.model, groups)
+
+
+# The state of a gradient rule --------------------------------------------------------------------
+
+
+def keep_for_gradient_rule(optimizer: Any, wanted: Wanted, model: Any) -> None:
+    """Keeps, and saves, what the gradient rule of a model asks for, instead of another's.
+
+    A model with a gradient rule calls it when it is compiled.
+
+    Args:
+        optimizer: A `GroupedOptimizer`.
+        wanted: What to keep.
+        model: The model. It becomes the optimizer's, if that has another or none.
+
+    Raises:
+        ValueError: If a built optimizer does not fit the model.
+    """
+    link, built = optimizer._link, optimizer._built
+    if built is None:
+        link.gradient_rule = wanted
+        if link.records is None:
+            bind(optimizer, model)
+        return
+    if link.model is not model:
+        bind(optimizer, model)
+    before, link.gradient_rule = link.gradient_rule, wanted
+    try:
+        if _needs_no_rebuild(optimizer, model):
+            _change_gradient_state(optimizer, built, wanted)
+            return
+        report = rebuild(optimizer, model)
+    except BaseException:
+        link.gradient_rule = before
+        raise
+    dropped = [key for key in report.dropped if gradient_rule_state.PREFIX not in key]
+    if dropped:
+        warnings.warn(
+            f"State of variables that are frozen now was dropped: {text.listing(dropped)}.",
+            stacklevel=4,
+        )
+
+
+def _needs_no_rebuild(optimizer: Any, model: Any) -> bool:
+    """Whether a rebuild would change nothing except the gradient rule's state."""
+    built, run = optimizer._built, optimizer._run
+    if built.plan.provisional or run.pending is not None:
+        return False
+    plan = optimizer._link.with_gradient_rule(built.plan)
+    if is_needed(plan) != (built.run_length is not None):
+        return False
+    own = [id(variable) for variable in model.trainable_variables]
+    paths = {info.identity: info.path for info in layer_paths.describe_model(model)}
+    return own == [id(v) for v in built.variables if id(v) not in run.held] and all(
+        paths.get(identity) == path for identity, path in built.paths.items()
+    )
+
+
+def _change_gradient_state(optimizer: Any, built: BuiltOptimizer, wanted: Wanted) -> None:
+    """Keeps what another gradient rule asks for, and leaves all else as it is.
+
+    Models that share the optimizer have steps that were compiled with the rest.
+    """
+    old, tracked = built.gradient_state, len(optimizer._own_variables)
+    new = GradientState(wanted)
+    try:
+        with building.beside(optimizer, built.variables):
+            new.make_variables(optimizer, built.moving)
+        built.gradient_state = new
+        built.digest = checkpoint.protect(optimizer, built)
+        checkpoint.place(checkpoint.entries_of(optimizer, built))
+    except BaseException:
+        built.gradient_state = old
+        building.untrack(optimizer, optimizer._own_variables[tracked:])
+        raise
+    new.go_on_from(old)
+    building.untrack(optimizer, [] if old is None else old.variables)
+    built.plan = optimizer._link.with_gradient_rule(
+        planning.with_state_bytes(built.plan, built.state_bytes())
+    )
+
+
+# The model ---------------------------------------------------------------------------------------
 
 
 def check_has_values(model: Any) -> None:
-    """Refuses what is no model, or a model whose values a compiled step holds.
+    """Refuses what is not a model, or a model whose values a compiled step holds.
 
     Raises:
-        TypeError: If it is no model.
+        TypeError: If it is not a model.
         ValueError: If it has no values now.
     """
-    if not isinstance(model, keras.layers.Layer):
-        raise TypeError(
-            "`model` must be a Keras model. Received: "
-            f"model={model!r} of type {type(model).__name__}."
-        )
+    check_is_model(model)
     held = [v.path for v in model.variables if compat.is_purged(v)]
     if held:
         raise ValueError(
@@ -253,55 +277,22 @@ def check_has_values(model: Any) -> None:
         )
 
 
-def _changed(before: Declaration, model: Any, groups: Any) -> Declaration:
-    """Returns a declaration for another model, with other groups where they are given.
-
-    Raises:
-        TypeError: If a group is none.
-        ValueError: If the groups contradict each other or the rest of the declaration.
-    """
-    declaration = copy.copy(before)
-    declaration.model = model
-    # They describe the model as it was.
-    declaration.preview = declaration.records = None
-    if groups is not None:
-        declared = as_groups(groups)
-        registry.check_instances_differ(declared)
-        declaration.groups = tuple(registry.lift_instance(group) for group in declared)
-        resolve.check_declared(declaration.groups, declaration.defaults)
-        config.warn_unserializable(declaration.groups, declaration.defaults)
-    return declaration
-
-
-def _gone(tracked: Sequence[Any], old: BuiltOptimizer | None, new: BuiltOptimizer) -> list[Any]:
-    """Returns the variables of the old groups."""
-    before, now = ({id(v) for v in p.entries().values()} if p else set() for p in (old, new))
-    return [v for v in tracked if id(v) in before and id(v) not in now]
-
-
-def _chain(model: Any) -> list[Any]:
-    """Returns the model's optimizer and those inside it, from the outside in."""
-    chain = []
-    optimizer = getattr(model, "optimizer", None)
-    while optimizer is not None:
-        chain.append(optimizer)
-        optimizer = getattr(optimizer, "inner_optimizer", None)
-    return chain
-
-
-def _is_of(model: Any, optimizer: Any) -> bool:
-    return any(link is optimizer for link in _chain(model))
-
-
-def _around(model: Any, optimizer: Any) -> Sequence[Any]:
-    """Returns the built optimizers around `optimizer` in the model."""
-    if not _is_of(model, optimizer):
-        return []
-    return [link for link in _chain(model) if link is not optimizer and link.built]
+def _around(model: Any, optimizer: Any) -> Iterator[Any]:
+    """Yields the model's optimizer and those inside it, if `optimizer` is one of them."""
+    chain = [getattr(model, "optimizer", None)]
+    while chain[-1] is not None:
+        chain.append(getattr(chain[-1], "inner_optimizer", None))
+    if any(link is optimizer for link in chain):
+        yield from chain[:-1]
 
 
 def forget_compiled(model: Any, kinds: Sequence[str] = _COMPILED) -> None:
-    """Makes compiled functions anew: they hold the variables they were compiled for."""
+    """Makes compiled functions anew: they hold the variables they were compiled for.
+
+    Args:
+        model: The model.
+        kinds: Which functions. Default: all.
+    """
     if getattr(model, "train_function", None) is not None:
         compat.note_shardings(model)
     for kind in kinds:

@@ -7,6 +7,7 @@ from typing import Any
 from keras_groupopt import checkpoint
 from keras_groupopt.base.unwrap import unwrap
 from keras_groupopt.checkpoint.carried import carried
+from keras_groupopt.optimizer import saving
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.plan.plan import Plan
 from keras_groupopt.selectors import layer_paths
@@ -18,13 +19,13 @@ def transfer_state(old: Any, new: Any) -> checkpoint.Report:
 
     What belongs to a variable goes to the same variable; if the model was made anew, to the one of
     the same layer path, as does what was loaded but not built yet. In another group it is kept
-    where both rules are of one class and the slots agree. The step comes along; a rate, ratio or
-    decay does where both declare it alike. What has no counterpart starts fresh or is dropped, as
+    if both rules are of one class and the slots agree. The step comes along; a rate, ratio or
+    decay does if both declare it alike. What has no counterpart starts fresh or is dropped, as
     the report says. All is copied: `old` may be trained on.
 
     Args:
         old: A `GroupedOptimizer` that is built or was loaded, also in a `LossScaleOptimizer`, whose
-            own scale starts over.
+            scale starts over.
         new: Another one, built or not. If not, the state waits for its build, and the report is
             filled then.
 
@@ -32,9 +33,9 @@ def transfer_state(old: Any, new: Any) -> checkpoint.Report:
         What was kept, starts fresh and was dropped.
 
     Raises:
-        TypeError: If one is no `GroupedOptimizer`.
-        ValueError: If they are one, if `old` has no state, or if the groups of `new` do not fit its
-            model.
+        TypeError: If one is not a `GroupedOptimizer`.
+        ValueError: If they are the same, if `old` has no state, or if the groups of `new` do not
+            fit its model.
 
     Example:
     >>> import keras, keras_groupopt as kgo
@@ -55,18 +56,16 @@ def transfer_state(old: Any, new: Any) -> checkpoint.Report:
             "a model that changed, call `optimizer.rebuild(model)`."
         )
     terms = checkpoint.Terms(strict=False, moves=True)
-    built, pending = source._built, source._declaration.pending
-    if built is None or pending is not None:
-        if pending is None:
-            raise ValueError(
-                "`old` must have state. Received: an optimizer that is neither built nor loaded."
-            )
-        target._accept(checkpoint.as_pending(source, pending[0]), terms)
-    else:
-        present, plan = _present(target, built)
-        saved, left_out = carried(checkpoint.take(source, built), built, present, plan)
-        target._accept(saved, terms)
-        terms.report.dropped += left_out
+    built, run = source._built, source._run
+    if built is None and run.pending is None:
+        raise ValueError(
+            "`old` must have state. Received: an optimizer that is neither built nor loaded."
+        )
+    saved, left_out = saving.take(source, "transfer_state"), list[str]()
+    if built is not None and run.pending is None:
+        saved, left_out = carried(saved, built, *_present(target, built))
+    saving.accept(target, saved, terms)
+    terms.report.dropped += left_out
     if target._built is None:
         terms.report.status = "waits for the build"
     return terms.report
@@ -78,12 +77,12 @@ def _present(
     """Returns the layer paths by identity that an optimizer has or will have, and its plan."""
     if optimizer._built is not None:
         return optimizer._built.paths, optimizer.plan
-    declaration = optimizer._declaration
-    model = declaration.live_model(required=False)
-    if model is not None and model.built:
-        infos = layer_paths.describe_model(model).infos
-        return {info.identity: info.path for info in infos}, optimizer.plan
-    if model is None and declaration.records is None:
+    link = optimizer._link
+    if link.model is not None and link.model.built:
+        infos = layer_paths.describe_model(link.model).infos
+        plan, _ = link.resolve(optimizer._declared, list(link.model.trainable_variables))
+        return {info.identity: info.path for info in infos}, plan
+    if link.model is None and link.records is None:
         # Built without a model, it will take paths from the variables.
         infos = layer_paths.describe_variables(old.variables).infos
         return {info.identity: info.path for info in infos}, None

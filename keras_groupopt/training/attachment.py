@@ -12,6 +12,7 @@ from keras import ops
 
 from keras_groupopt import backend
 from keras_groupopt.base import compat
+from keras_groupopt.optimizer import rebuilding
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.selectors import Selector, layer_paths
 from keras_groupopt.step.gradient_rule_state import GradientState, Wanted
@@ -136,7 +137,7 @@ class Attachment:
         self._own, self._own_variables = None, []
         self._optimizer = optimizer if own else None
         if own:
-            optimizer.keep_for_gradient_rule(self._wanted, self.model)
+            rebuilding.keep_for_gradient_rule(optimizer, self._wanted, self.model)
         else:
             self._own = GradientState(self._wanted)
             self._own.make_variables(_Owner(self._own_variables), [])
@@ -149,7 +150,7 @@ class Attachment:
         Raises:
             ValueError: If it does.
         """
-        if self._optimizer is not None and not self._optimizer.keeps_for(self._wanted):
+        if self._optimizer is not None and self._optimizer._link.gradient_rule is not self._wanted:
             raise ValueError(
                 "The optimizer must keep what this model's gradient rule asks for. Received: one "
                 "that was compiled with another model since. Call `compile` of "
@@ -287,7 +288,7 @@ class Attachment:
             is_due,
             scale,
         )
-        with nullcontext() if self._optimizer is None else self._optimizer.in_run():
+        with nullcontext() if self._optimizer is None else self._optimizer._in_run():
             own = self.rule.gradients(batch)
         changed = one_per_variable(f"What {type(self.rule).__name__} returns", own, batch.variables)
         changed = [

@@ -70,7 +70,7 @@ def averaged_weights(model: Any) -> Iterator[None]:
         yield
         return
     synchronize(model)
-    pairs = [*optimizer.average_pairs(), *statistics_pairs(model, averages)]
+    pairs = [*optimizer._average_pairs(), *statistics_pairs(model, averages)]
     replaced = {id(variable): variable for _, variable in pairs}
     replaced |= {id(variable): variable for variable in batch_norm.statistics(model)}
     raw = [(variable, ops.copy(ops.convert_to_tensor(variable))) for variable in replaced.values()]

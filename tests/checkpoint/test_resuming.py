@@ -324,7 +324,7 @@ def test_averages_of_another_kind_begin_anew_at_the_present_weights(averages, ca
     assert "averages of another kind" in caplog.text
     assert "@averages_made" in report.fresh
     assert "@averages_made" not in report.kept
-    for mean, variable in model.optimizer.average_pairs():
+    for mean, variable in model.optimizer._average_pairs():
         np.testing.assert_array_equal(
             keras.ops.convert_to_numpy(mean), keras.ops.convert_to_numpy(variable)
         )

@@ -36,26 +36,6 @@ KERAS_CLASSES = [
 ]
 # What is left to mend, by module.
 REMAINING = {
-    "keras_groupopt.optimizer.grouped_optimizer": {
-        "_iterations",
-        "_trainable_variables",
-        "_trainable_variables_indices",
-        "_var_key",
-        "_variables",
-    },
-    "keras_groupopt.optimizer.loss_scale": {"_variables"},
-    "keras_groupopt.optimizer.model_binding": {
-        "_trainable_variables",
-        "_trainable_variables_indices",
-        "_var_key",
-    },
-    "keras_groupopt.optimizer.rebuilding": {"_variables"},
-    "keras_groupopt.optimizer.run_values": {
-        "_get_current_learning_rate",
-        "_iterations",
-        "_learning_rate",
-    },
-    "keras_groupopt.optimizer.saving": {"_iterations", "_variables"},
     "keras_groupopt.rules.lookahead": {"_get_variable_index"},
     "keras_groupopt.rules.rmsprop": {
         "_average_gradients",

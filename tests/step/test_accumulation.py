@@ -206,13 +206,13 @@ def test_fit_with_three_micro_batches_is_fit_with_batches_three_times_as_large()
     for mine, other in zip(whole.get_weights(), parts.get_weights(), strict=True):
         np.testing.assert_allclose(mine, other, rtol=0, atol=1e-6)
     mine, other = (
-        [numpy_of(mean) for mean, _ in model.optimizer.average_pairs()] for model in (whole, parts)
+        [numpy_of(mean) for mean, _ in model.optimizer._average_pairs()] for model in (whole, parts)
     )
     for value, wanted in zip(mine, other, strict=True):
         np.testing.assert_allclose(value, wanted, rtol=0, atol=1e-6)
     assert any(
         np.abs(a - numpy_of(v)).max() > 1e-4
-        for a, (_, v) in zip(mine, whole.optimizer.average_pairs(), strict=True)
+        for a, (_, v) in zip(mine, whole.optimizer._average_pairs(), strict=True)
     )
 
 
@@ -343,7 +343,7 @@ def test_a_variable_that_its_gradient_overwrites_gets_the_largest_of_the_window(
         step(gradients(0) | {"head/bias": full})
     wanted = initial_weights()["head/bias"] if expected is None else np.full(3, expected)
     np.testing.assert_array_equal(numpy_of(scale), wanted)
-    assert not [pair for pair in optimizer.average_pairs() if pair[1] is scale]
+    assert not [pair for pair in optimizer._average_pairs() if pair[1] is scale]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -370,7 +370,7 @@ def test_weights_of_low_precision_have_sums_and_averages_of_float32(dtype: str) 
         assert weight.dtype == before[path].dtype
         expected = before[path].astype("float32") - 2 / 3
         np.testing.assert_allclose(weight.astype("float32"), expected, atol=2.0**-7)
-    assert {numpy_of(mean).dtype.name for mean, _ in optimizer.average_pairs()} == {"float32"}
+    assert {numpy_of(mean).dtype.name for mean, _ in optimizer._average_pairs()} == {"float32"}
 
 
 # Missing gradients, and variables that do not come ---------------------------------------------

@@ -23,7 +23,7 @@ def sgd(model: Any = None, **options: Any) -> kgo.GroupedOptimizer:
 def averages_of(optimizer: Any, model: Any) -> dict[str, np.ndarray]:
     """The averages, by path."""
     paths = {id(variable): path for path, variable in by_path(model).items()}
-    return {paths[id(v)]: numpy_of(mean) for mean, v in optimizer.average_pairs()}
+    return {paths[id(v)]: numpy_of(mean) for mean, v in optimizer._average_pairs()}
 
 
 # Against float64 ------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ def test_a_weight_of_low_precision_has_an_average_that_moves(dtype: str) -> None
     for number in range(200):
         # The weight goes to 0 and stays there.
         step([keras.ops.full((1, 1), float(number == 0), dtype=dtype)])
-    ((mean, _),) = optimizer.average_pairs()
+    ((mean, _),) = optimizer._average_pairs()
     np.testing.assert_allclose(float(numpy_of(mean).squeeze()), 0.999**200, rtol=1e-4)
 
 
@@ -244,7 +244,7 @@ def trained(
     for steps in fits:
         fit(model, steps=steps)
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    ((mean, variable),) = optimizer.average_pairs()
+    ((mean, variable),) = optimizer._average_pairs()
     return float(numpy_of(variable).squeeze()), float(numpy_of(mean).squeeze())
 
 
@@ -331,7 +331,7 @@ def test_averages_begin_at_the_weights_of_the_first_step_not_of_the_build(
     model.compile(sgd(model, ema=average), loss=mean_output)
     model.optimizer.build(model.trainable_variables)
     bring(model, towers("weight", start=64.0), tmp_path)
-    ((mean, _),) = model.optimizer.average_pairs()
+    ((mean, _),) = model.optimizer._average_pairs()
     assert float(numpy_of(mean).squeeze()) == 64.0
     bring(model, towers("weight", start=32.0), tmp_path)
     fit(model)
@@ -354,7 +354,7 @@ def test_averages_that_are_new_to_a_resumed_run_begin_at_the_weights_then(
         fit(second, steps=2)
     second.load_weights(tmp_path / "first.weights.h5")
     fit(second)
-    ((mean, variable),) = second.optimizer.average_pairs()
+    ((mean, variable),) = second.optimizer._average_pairs()
     # From 61 to 60; the step is the fourth, which is a second one too.
     assert (float(numpy_of(variable).squeeze()), float(numpy_of(mean).squeeze())) == (60.0, 60.5)
     fit(second)
@@ -367,7 +367,7 @@ def test_an_average_begins_at_the_weights_of_its_start_and_never_before() -> Non
     found = []
     for _ in range(5):
         fit(model)
-        ((mean, _),) = model.optimizer.average_pairs()
+        ((mean, _),) = model.optimizer._average_pairs()
         found.append(float(numpy_of(mean).squeeze()))
     assert found == [-1.0, -2.0, -3.0, -3.0, -4.0]
 
@@ -384,7 +384,7 @@ def test_a_layer_frozen_later_keeps_its_weight_and_its_own_average(options: Any)
     for _ in range(4):
         ones = [keras.ops.ones((1, 1))] * 2
         optimizer.apply(ones, model.trainable_variables)
-    pairs = optimizer.average_pairs()
+    pairs = optimizer._average_pairs()
     before = [(float(numpy_of(v).squeeze()), float(numpy_of(m).squeeze())) for m, v in pairs]
     model.get_layer("a").trainable = False
     model.compile(optimizer, loss=mean_output)
@@ -483,7 +483,7 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: sgd(use_ema=True, ema_overwrite_frequency=0), ValueError, "an integer >= 1"),
     (lambda: sgd(use_ema=True, ema_momentum=1.5), ValueError, r"`ema_momentum` must be .*1\.5"),
     (lambda: setattr(sgd(ema=kgo.EMA()), "ema", None), AttributeError, "fixed at construction"),
-    (lambda: sgd(towers("a")).average_pairs(), ValueError, "needs a built optimizer"),
+    (lambda: sgd(towers("a"))._average_pairs(), ValueError, "needs a built optimizer"),
 ]
 
 
@@ -500,4 +500,4 @@ def test_an_optimizer_without_averages_says_so() -> None:
     optimizer = sgd(model)
     optimizer.build(model.trainable_variables)
     with pytest.raises(ValueError, match="needs an optimizer with averages"):
-        optimizer.average_pairs()
+        optimizer._average_pairs()

@@ -305,7 +305,7 @@ def test_averages_of_lora_in_a_file_of_keras_are_never_added_to_a_merged_kernel(
     loaded.optimizer.build(loaded.trainable_variables)
     averages = {
         variable.name: (keras.ops.convert_to_numpy(mean), keras.ops.convert_to_numpy(variable))
-        for mean, variable in loaded.optimizer.average_pairs()
+        for mean, variable in loaded.optimizer._average_pairs()
         if variable.name.startswith("lora_")
     }
     assert set(averages) == {"lora_kernel_a", "lora_kernel_b"}

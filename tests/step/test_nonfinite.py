@@ -203,7 +203,7 @@ def test_an_eager_step_raises_at_once_and_names_the_first_group() -> None:
         assert_same(weights_of(model), initial_weights())
         assert_same(state_without_guard(optimizer), state), name
     assert int(numpy_of(optimizer.skipped_steps)) == len(AT_FAULT)
-    optimizer.check_finite()
+    optimizer._check_finite()
 
 
 def data(*rows: tuple[float, float]) -> tuple[list[np.ndarray], np.ndarray]:
@@ -318,7 +318,7 @@ def test_torch_compiles_a_step_without_a_break_and_gets_the_eager_numbers() -> N
                 assert not compiled
         if compiled:
             with pytest.raises(FloatingPointError, match='first in group "a"'):
-                optimizer.check_finite()
+                optimizer._check_finite()
         results.append((weights(model), state_of(optimizer)))
     assert results[1][0] == pytest.approx(results[0][0], rel=1e-6)
     for key, value in results[0][1].items():

@@ -42,7 +42,7 @@ def weights(model):
 
 
 def averages(model):
-    return [keras.ops.convert_to_numpy(average) for average, _ in model.optimizer.average_pairs()]
+    return [keras.ops.convert_to_numpy(average) for average, _ in model.optimizer._average_pairs()]
 
 
 def equal(one, other):

@@ -44,7 +44,7 @@ def inner(model: keras.Model) -> Any:
 
 
 def averages(model: keras.Model) -> list[np.ndarray]:
-    return [keras.ops.convert_to_numpy(mean) for mean, _ in inner(model).average_pairs()]
+    return [keras.ops.convert_to_numpy(mean) for mean, _ in inner(model)._average_pairs()]
 
 
 def state(model: keras.Model) -> list[np.ndarray]:

@@ -10,6 +10,7 @@ import keras
 from keras_groupopt import backend
 from keras_groupopt.base.checks import is_schedule
 from keras_groupopt.base.unwrap import unwrap
+from keras_groupopt.optimizer import binding, values
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.selectors.layer_names import plain_names
 from keras_groupopt.step.measurements import NAMES as MEASURED
@@ -163,7 +164,7 @@ class GroupLogger(keras.callbacks.Callback):
             if not outer.built:
                 # Where Keras builds later, the plan's errors would come out of a compiled step.
                 outer.build(self.model.trainable_variables)
-            optimizer.check_model(self.model)
+            binding.check_model(optimizer, self.model)
             _warn_of_late_weights(optimizer)
         optimizer.measure(*self._measured, model=self.model)
 
@@ -176,7 +177,8 @@ class GroupLogger(keras.callbacks.Callback):
             if batches:
                 left = (self.params["epochs"] - epoch) * batches
                 steps = left // (optimizer.gradient_accumulation_steps or 1)
-                optimizer.check_run_length(backend.on_host(optimizer.iterations) + steps)
+                end = backend.on_host(optimizer.iterations) + steps
+                values.check_run_length(optimizer, end)
         if self._measured:
             unwrap(self.model.optimizer).reset_measurements()
 
@@ -184,7 +186,7 @@ class GroupLogger(keras.callbacks.Callback):
         """Raises where the step was skipped, if that is asked for."""
         # Asking for the model waits, on JAX, until the step is done.
         if self._raises:
-            unwrap(self.model.optimizer).check_finite()
+            unwrap(self.model.optimizer)._check_finite()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Adds to the logs."""
@@ -193,7 +195,7 @@ class GroupLogger(keras.callbacks.Callback):
         optimizer = unwrap(self.model.optimizer)
         logs["learning_rate"] = _as_float(optimizer.learning_rate)
         if isinstance(optimizer, GroupedOptimizer):
-            with optimizer.in_run():
+            with optimizer._in_run():
                 self._log(optimizer, epoch, logs)
         elif self.gradient_rule:
             logs.update(_numbers_of(self.model.gradient_rule, optimizer.iterations))

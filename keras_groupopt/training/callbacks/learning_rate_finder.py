@@ -12,6 +12,7 @@ from keras_groupopt import backend
 from keras_groupopt.base import text
 from keras_groupopt.base.checks import check_count, check_fraction, check_number, check_positive
 from keras_groupopt.base.unwrap import unwrap
+from keras_groupopt.optimizer import building
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.optimizer.loss_scale import LossScaleOptimizer
 from keras_groupopt.plan.views.finder_result import RateCurve, RateCurves
@@ -352,8 +353,8 @@ def _build(model: Any, optimizer: Any) -> Any:
     was_built = optimizer._built is not None
     if outer.built:
         return lambda: None
-    waiting = optimizer._declaration.pending is not None
-    undo = optimizer.note_unbuilt()
+    waiting = optimizer._run.pending is not None
+    undo = building.note_unbuilt(optimizer)
     outer.build(model.trainable_variables)
     if was_built or waiting:
         return lambda: None

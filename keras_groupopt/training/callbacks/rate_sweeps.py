@@ -63,7 +63,7 @@ class GroupRates:
         # Per group the factor of the base rate, or its own rate.
         self._factors: dict[str, float] = {}
         self._own: dict[str, float] = {}
-        with self._no_run(), optimizer.in_run():
+        with self._no_run(), optimizer._in_run():
             base = ops.cast(optimizer.learning_rate, "float32")
             at = ops.convert_to_tensor(optimizer.iterations)
             for group in self._moving:
@@ -76,15 +76,15 @@ class GroupRates:
     @contextlib.contextmanager
     def _no_run(self) -> Iterator[None]:
         """Returns a context in which no `fit` is the run that schedules are made for."""
-        length, declaration = self._built.run_length, self._optimizer._declaration
+        length, run = self._built.run_length, self._optimizer._run
         unknown = length is not None and length.is_unknown
         if length is not None and unknown:
             length.pretended = ENDLESS
-        declaration.is_run = False
+        run.is_training = False
         try:
             yield
         finally:
-            declaration.is_run = True
+            run.is_training = True
             if length is not None:
                 length.pretended = None
 

@@ -19,7 +19,7 @@ from keras_groupopt.step.gradient_rule_state import GradientState, Wanted
 from keras_groupopt.training.batch import Batch, one_per_variable
 from keras_groupopt.training.gradient_rule import GradientRule
 from keras_groupopt.training.means import add, mean
-from keras_groupopt.training.passes import Evaluate, Passes
+from keras_groupopt.training.passes import Evaluate, Passes, summed
 
 Tensor = Any
 
@@ -52,11 +52,13 @@ class Attachment:
         self.norm = mean("gradient_norm")
         # Whether the training step was ever made: a subclass may have replaced it.
         self.used = False
-        self._optimizer: Any = None
-        self._wanted: Wanted | None = None
-        # For optimizers that keep nothing for others.
+        # What the rule asks for, once the model is compiled with it.
+        self.wanted: Wanted | None = None
+        # The optimizer that keeps it. Another class of optimizer keeps nothing for others, so it
+        # is kept here.
+        self._optimizer: GroupedOptimizer | None = None
         self._own: GradientState | None = None
-        self._own_variables: list[Any] = []
+        self.own_variables: list[Any] = []
         # A walk through the model is too slow for each step.
         self._choices: dict[tuple[int, ...], list[bool]] = {}
         self._reached: tuple[tuple[int, ...], frozenset[int]] = ((), frozenset())
@@ -73,31 +75,13 @@ class Attachment:
 
     @property
     def state(self) -> GradientState | None:
-        """What is kept for the rule, once there is something."""
-        if self._own is not None:
-            return self._own
-        built = None if self._optimizer is None else self._optimizer._built
-        return built.gradient_state if built is not None and self._keeps(built) else None
+        """What is kept for the rule, or `None` before the optimizer is built."""
+        return self._own if self._optimizer is None else self._kept_by(self._optimizer)
 
-    @property
-    def compiled(self) -> bool:
-        """Whether the model was compiled with the rule as it was declared."""
-        return self._wanted is not None
-
-    def note_late(self, name: str, value: float) -> None:
-        """Notes a number that was set before the optimizer is built."""
-        if self._wanted is not None:
-            self._wanted.late[name] = value
-
-    @property
-    def own_variables(self) -> list[Any]:
-        """What is kept here, as the optimizer does not."""
-        return self._own_variables
-
-    def _keeps(self, built: Any) -> bool:
-        """Whether the built optimizer keeps what this model's rule asked for."""
-        state = built.gradient_state
-        return state is not None and state.wanted is self._wanted
+    def _kept_by(self, optimizer: GroupedOptimizer) -> GradientState | None:
+        """Returns what an optimizer keeps for this model's rule, if it does."""
+        state = None if optimizer._built is None else optimizer._built.gradient_state
+        return state if state is not None and state.wanted is self.wanted else None
 
     def catalog(self) -> Any:
         """Returns the model's variables by layer path, or `None` if they are not known yet."""
@@ -106,8 +90,8 @@ class Attachment:
 
     # Compile ------------------------------------------------------------------------------------
 
-    def attach(self, optimizer: Any) -> None:
-        """Lets an optimizer keep what the rule asks for, where it can.
+    def keep_in(self, optimizer: Any) -> None:
+        """Lets an optimizer keep what the rule asks for, if it can.
 
         Args:
             optimizer: The model's optimizer, as compiled.
@@ -118,29 +102,28 @@ class Attachment:
         rule = self.rule
         while getattr(optimizer, "inner_optimizer", None) is not None:
             optimizer = optimizer.inner_optimizer
-        own = isinstance(optimizer, GroupedOptimizer)
-        if rule.slots and not own:
+        is_grouped = isinstance(optimizer, GroupedOptimizer)
+        if rule.slots and not is_grouped:
             raise TypeError(
                 f"{type(rule).__name__} keeps state beside each weight, for which the optimizer "
                 f"must be a GroupedOptimizer. Received: {type(optimizer).__name__}. Compile with "
                 "`kgo.GroupedOptimizer(model=model, ...)`, or take the optimizer over by "
                 "`kgo.from_optimizer(optimizer, model)`."
             )
-        built = optimizer._built if own else None
-        if built is not None and self._keeps(built):
+        if is_grouped and self._kept_by(optimizer) is not None:
             self._optimizer = optimizer
             return
         rule._current = rule.current
-        self._wanted = Wanted(
+        self.wanted = Wanted(
             type(rule).__name__, rule.declared, rule._current, rule.slots, self.reach
         )
-        self._own, self._own_variables = None, []
-        self._optimizer = optimizer if own else None
-        if own:
-            rebuilding.keep_for_gradient_rule(optimizer, self._wanted, self.model)
+        self._own, self.own_variables = None, []
+        self._optimizer = optimizer if is_grouped else None
+        if is_grouped:
+            rebuilding.keep_for_gradient_rule(optimizer, self.wanted, self.model)
         else:
-            self._own = GradientState(self._wanted)
-            self._own.make_variables(_Owner(self._own_variables), [])
+            self._own = GradientState(self.wanted)
+            self._own.make_variables(_Owner(self.own_variables), [])
 
     def check_optimizer(self) -> None:
         """Refuses an optimizer that keeps what the rule of another model asked for.
@@ -148,9 +131,9 @@ class Attachment:
         A step that is compiled already would not notice.
 
         Raises:
-            ValueError: If it does.
+            ValueError: If the optimizer was compiled with another model since.
         """
-        if self._optimizer is not None and self._optimizer._link.gradient_rule is not self._wanted:
+        if self._optimizer is not None and self._optimizer._link.gradient_rule is not self.wanted:
             raise ValueError(
                 "The optimizer must keep what this model's gradient rule asks for. Received: one "
                 "that was compiled with another model since. Call `compile` of "
@@ -163,33 +146,34 @@ class Attachment:
         """Returns the identities of the variables that the rule may perturb.
 
         Args:
-            variables: Those of groups that move.
+            variables: The variables of groups that are not frozen.
 
         Raises:
             ValueError: If a selector names what is not there, or leaves none of the variables.
         """
         key = tuple(map(id, variables))
         if key != self._reached[0]:
-            excluded = self._chosen("exclude_from_perturbation")
-            reached = frozenset(key) - excluded
+            excluded = self.rule.exclude_from_perturbation
+            reached = frozenset(key) - self._excluded()
             if key and not reached:
                 raise ValueError(
                     "A gradient rule must have a variable to perturb. Received: "
-                    f"exclude_from_perturbation={self.rule.exclude_from_perturbation!r} in "
-                    f"{type(self.rule).__name__}, which chooses all of them."
+                    f"exclude_from_perturbation={excluded!r} in {type(self.rule).__name__}, which "
+                    "chooses all of them."
                 )
             self._reached = (key, reached)
         return self._reached[1]
 
-    def _chosen(self, name: str) -> frozenset[int]:
-        """Returns the identities of the variables that a selector of the rule chooses."""
-        selector = getattr(self.rule, name)
+    def _excluded(self) -> frozenset[int]:
+        """Returns the identities of the variables that the rule excludes from perturbation."""
+        selector = self.rule.exclude_from_perturbation
         if not isinstance(selector, Selector):
             return frozenset()
         try:
             return self._resolve(selector)
         except ValueError as error:
-            raise ValueError(f"In `{name}` of {type(self.rule).__name__}: {error}") from error
+            name = type(self.rule).__name__
+            raise ValueError(f"In `exclude_from_perturbation` of {name}: {error}") from error
 
     def _resolve(self, selector: Selector) -> frozenset[int]:
         catalog = layer_paths.describe_model(self.model)
@@ -205,9 +189,8 @@ class Attachment:
     def _frozen(self) -> set[int]:
         """Returns the identities of variables in frozen groups."""
         built = None if self._optimizer is None else self._optimizer._built
-        if built is None:
-            return set()
-        return {id(v) for group in built.groups if group.frozen for v in group.variables}
+        groups = [] if built is None else built.groups
+        return {id(v) for group in groups if group.frozen for v in group.variables}
 
     # Step ---------------------------------------------------------------------------------------
 
@@ -224,11 +207,12 @@ class Attachment:
 
         Args:
             loss: The loss of the first pass, unscaled.
-            first: Its gradients; `None` where there is none.
-            variables: Their variables.
+            first: Its gradients, in the order of the variables; `None` for a variable without.
+            variables: The trainable variables.
             evaluate: Takes another pass.
             optimizer: The model's optimizer.
-            is_due: Whether the optimizer step is one of the rule's `every`, where that is known.
+            is_due: Whether the optimizer step is one of the rule's `every`, if that is known
+                before the step is compiled. Default: it is computed from the step.
         """
         self.used = True
         self.check_optimizer()
@@ -236,28 +220,19 @@ class Attachment:
             # TensorFlow's `fit` leaves that to the first step.
             backend.once_per_step(lambda: optimizer.build(list(variables)))
         state: Any = self.state
-        frozen = self._frozen()
-        # Scales of float8 training are no gradients.
-        present = [
-            place
+        # Scales of float8 training get values, not gradients.
+        present = {
+            place: gradient
             for place, (gradient, variable) in enumerate(zip(first, variables, strict=True))
             if gradient is not None and not compat.overwritten_by_gradient(variable)
-        ]
+        }
+        frozen = self._frozen()
         moving = [place for place in present if id(variables[place]) not in frozen]
         if not moving:
             return list(first)
-        summed = dict(
-            zip(
-                present,
-                map(
-                    backend.combine_repeated_rows,
-                    backend.sum_over_replicas([first[place] for place in present]),
-                ),
-                strict=True,
-            )
-        )
+        sums = summed(present)
         scale = optimizer.scale_loss(ops.ones((), dtype="float32"))
-        norm = backend.global_norm([summed[place] for place in moving])
+        norm = backend.global_norm([sums[place] for place in moving])
         finite = ops.isfinite(ops.square(norm))
         add(self.norm, norm / scale, finite)
         if not self.rule.perturbs or backend.concrete(finite) is False:
@@ -266,21 +241,20 @@ class Attachment:
         perturbed = [place for place in moving if id(variables[place]) in reached]
         if not perturbed:
             return list(first)
-        if any(
-            id(variables[place]) not in own for own in state.slots.values() for place in perturbed
-        ):
+        weights = [variables[place] for place in perturbed]
+        if any(id(weight) not in own for own in state.slots.values() for weight in weights):
             # Refuses variables that it does not know, and names them.
             optimizer.build(list(variables))
         merges = backend.has_replicas() and any(
             getattr(layer, "synchronized", False) for layer in layer_paths.layers(self.model)
         )
-        passes = Passes(loss, list(first), present, perturbed, evaluate, merges)
+        passes = Passes(loss, present, perturbed, evaluate, merges)
         step = ops.convert_to_tensor(optimizer.iterations)
         if is_due is None:
             is_due = ops.equal(ops.cast(step, "int32") % self.rule.every, 0)
         batch = Batch(
-            [variables[place] for place in perturbed],
-            [summed[place] for place in perturbed],
+            weights,
+            [sums[place] for place in perturbed],
             passes.take,
             self._choose,
             state,
@@ -290,23 +264,20 @@ class Attachment:
         )
         with nullcontext() if self._optimizer is None else self._optimizer._in_run():
             own = self.rule.gradients(batch)
-        changed = one_per_variable(f"What {type(self.rule).__name__} returns", own, batch.variables)
-        changed = [
-            _as(gradient, value) for gradient, value in zip(batch.gradients, changed, strict=True)
-        ]
-        second = summed | passes.last | dict(zip(perturbed, changed, strict=True))
-        if passes.made is not None:
+        own = one_per_variable(f"What {type(self.rule).__name__} returns", own, weights)
+        own = [_as(gradient, value) for gradient, value in zip(batch.gradients, own, strict=True)]
+        changed = sums | passes.gradients | dict(zip(perturbed, own, strict=True))
+        if passes.taken is not None:
             gap = passes.loss - ops.cast(loss, passes.loss.dtype)
-            # A perturbed loss may overflow where the loss itself does not.
-            known = ops.logical_and(passes.made, ops.logical_and(finite, ops.isfinite(gap)))
-            add(self.gap, gap, known)
-        # Where the first pass was not finite, its gradients tell the optimizer which group is at
-        # fault.
-        results = [second[place] for place in present]
+            # A perturbed loss may overflow when the loss itself does not.
+            counts = ops.logical_and(passes.taken, ops.logical_and(finite, ops.isfinite(gap)))
+            add(self.gap, gap, counts)
+        results = list(changed.values())
         if backend.concrete(finite) is None:
-            results = backend.where_lists(finite, results, [summed[place] for place in present])
+            # Gradients that are not finite tell the optimizer which group is at fault.
+            results = backend.where_lists(finite, results, list(sums.values()))
         gradients = list(first)
-        for place, gradient in zip(present, backend.shares_of_replicas(results), strict=True):
+        for place, gradient in zip(changed, backend.shares_of_replicas(results), strict=True):
             gradients[place] = gradient
         return gradients
 

@@ -138,22 +138,14 @@ class GradientRule:
         present = {name: getattr(self, name) for name in self._declared}
         return {name: value for name, value in present.items() if value != self._declared[name]}
 
-    def _as_selector(self, name: str, value: Any) -> Selector | tuple[()]:
-        try:
-            return as_exclusion(value) or ()
-        except (TypeError, ValueError) as error:
-            text = str(error).replace("exclude_from_decay", name)
-            raise type(error)(f"In {type(self).__name__}: {text}") from error
-
     def _present(self, name: str) -> Any:
         if name not in self._declared:
             raise AttributeError(f"`{name}` of {type(self).__name__} is not set.")
         scalar = self._scalar(name)
         if scalar is None or scalar.variable is None:
             return self._current.get(name, self._declared[name])
-        value = float(keras.ops.convert_to_numpy(scalar.variable))
         # The shortest decimal that rounds to the float32 value: 0.05, not 0.05000000074505806.
-        return float(str(np.float32(value)))
+        return float(str(np.float32(keras.ops.convert_to_numpy(scalar.variable))))
 
     def _declare(self, name: str, value: Any) -> None:
         value = check_scalar(name, value, where=type(self).__name__)
@@ -180,7 +172,7 @@ class GradientRule:
             name, self._declared[name], value, type(self).__name__
         )
         self._current[name] = value
-        self._attached().note_late(name, value)
+        self._attached().wanted.late[name] = value
 
     def _attached(self) -> Any:
         """Returns what ties the rule to its model, or `None`."""
@@ -188,7 +180,7 @@ class GradientRule:
 
     def _is_compiled(self) -> bool:
         attachment = self._attached()
-        return attachment is not None and attachment.compiled
+        return attachment is not None and attachment.wanted is not None
 
     def _check_not_compiled(self, name: str, value: Any) -> None:
         """Refuses to set what a compiled step has in it.
@@ -205,7 +197,11 @@ class GradientRule:
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.selectors:
             self._check_not_compiled(name, value)
-            value = self._as_selector(name, value)
+            try:
+                value = as_exclusion(value) or ()
+            except (TypeError, ValueError) as error:
+                text = str(error).replace("exclude_from_decay", name)
+                raise type(error)(f"In {type(self).__name__}: {text}") from error
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -12,20 +12,12 @@ import keras
 from keras_groupopt.base import compat
 
 Tensor = Any
+Logs = dict[str, Tensor]
 
 
 class TrainStep:
     """The training step of a model with a gradient rule."""
 
-    optimizer: Any
-    trainable_variables: list[Any]
-    metrics_variables: list[Any]
-    compute_loss_and_updates: Any
-    run_eagerly: bool
-    jit_compile: bool
-    steps_per_execution: int
-    train_function: Any
-    _attachment: Any
     # Whether the step that is being compiled is one of the rule's `every`, where it is known.
     _is_due: bool | None = None
 
@@ -40,7 +32,7 @@ class TrainStep:
             "`model.train_step(state, data)`, which is a function of values."
         )
 
-    def make_train_function(self, force: bool = False) -> None:
+    def make_train_function(self: Any, force: bool = False) -> None:
         """Makes what `fit` calls for each batch, as Keras does.
 
         On a CPU, XLA compiles the convolutions of a branch many times slower than those outside of
@@ -71,14 +63,14 @@ class TrainStep:
 
         self.train_function = train_function
 
-    def _known_step(self, is_due: bool, state: Any, data: Any) -> tuple[dict[str, Tensor], Any]:
+    def _known_step(self: Any, is_due: bool, state: Any, data: Any) -> tuple[Logs, Any]:
         self._is_due = is_due
         try:
             return type(self).train_step(self, state, data)
         finally:
             self._is_due = None
 
-    def train_step(self, state: Any, data: Any) -> tuple[dict[str, Tensor], Any]:
+    def train_step(self: Any, state: Any, data: Any) -> tuple[Logs, Any]:
         """Trains on one batch, with the gradients of the gradient rule.
 
         For a training loop of one's own, of a compiled model, once
@@ -111,11 +103,10 @@ class TrainStep:
 
         (_, (loss, y_pred, new_rest, new_metrics)), first = taken(trainable)
 
-        def evaluate(perturbations: list[Tensor | None]) -> tuple[Tensor, list[Tensor]]:
-            values = [
-                value if perturbation is None else value + perturbation.astype(value.dtype)
-                for value, perturbation in zip(trainable, perturbations, strict=True)
-            ]
+        def evaluate(perturbations: dict[int, Tensor]) -> tuple[Tensor, list[Tensor]]:
+            values = list(trainable)
+            for place, perturbation in perturbations.items():
+                values[place] += perturbation.astype(values[place].dtype)
             (_, (again, *_)), gradients = taken(values)
             return again, gradients
 

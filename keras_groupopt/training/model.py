@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -71,7 +73,10 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
     0.05
     """
 
-    _attachment: Attachment
+    _attachment: Any = None
+    # What `metrics` and `get_metrics_result` are asked for.
+    _evaluating = False
+    _only_of_user = False
 
     def __init__(
         self, *args: Any, gradient_rule: GradientRule | None = None, **kwargs: Any
@@ -90,8 +95,6 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
                 "(kgo.SharpnessAware, keras.Model)`."
             )
         super().__init__(*args, **kwargs)
-        self._evaluating = False
-        self._only_of_user = False
         self._attachment = Attachment(rule, self)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -130,7 +133,7 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
         """
         super().compile(*args, **kwargs)
         try:
-            self._attachment.attach(self.optimizer)
+            self._attachment.keep_in(self.optimizer)
         except BaseException:
             self.compiled = False
             raise
@@ -189,46 +192,43 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
         step = max(int(keras.ops.convert_to_numpy(self.optimizer.iterations)) - 1, 0)
         return float(keras.ops.convert_to_numpy(rho(step)))  # type: ignore[misc]
 
+    @contextlib.contextmanager
+    def _while(self, flag: str) -> Iterator[None]:
+        before = getattr(self, flag)
+        setattr(self, flag, True)
+        try:
+            yield
+        finally:
+            setattr(self, flag, before)
+
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates the model, as Keras does."""
-        before, self._evaluating = self._evaluating, True
-        try:
+        with self._while("_evaluating"):
             return super().evaluate(*args, **kwargs)
-        finally:
-            self._evaluating = before
 
     def test_step(self, *args: Any) -> Any:
         """Evaluates one batch, as Keras does."""
-        before, self._evaluating = self._evaluating, True
-        try:
+        with self._while("_evaluating"):
             return super().test_step(*args)
-        finally:
-            self._evaluating = before
 
     @property
     def metrics(self) -> list[Any]:
         """The model's metrics, and those of the training step."""
-        attachment = getattr(self, "_attachment", None)
-        if attachment is None or not self.compiled or self._only_of_user:
-            return list(super().metrics)
-        own = attachment.metrics
-        return [*super().metrics, *own]
+        # Keras asks while it makes the model, too.
+        own = self._attachment is not None and self.compiled and not self._only_of_user
+        return [*super().metrics, *(self._attachment.metrics if own else ())]
 
     @property
     def metrics_variables(self) -> list[Any]:
         """The variables of the metrics; a compiled step gets and gives them."""
-        attachment = getattr(self, "_attachment", None)
-        own = [] if attachment is None else attachment.own_variables
+        own = () if self._attachment is None else self._attachment.own_variables
         return [*super().metrics_variables, *own]
 
     def get_metrics_result(self) -> dict[str, Any]:
         """Returns the values of the metrics; of the training step's only while training."""
         # The user's own may have the names of ours, and would be hidden by them.
-        self._only_of_user = True
-        try:
+        with self._while("_only_of_user"):
             results = dict(super().get_metrics_result())
-        finally:
-            self._only_of_user = False
         if not self._evaluating:
             for metric in self._attachment.metrics:
                 results.setdefault(metric.name, metric.result())

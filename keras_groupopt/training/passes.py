@@ -10,9 +10,9 @@ from keras import ops
 from keras_groupopt import backend
 
 Tensor = Any
-# Per trainable variable `ε` or `None` → the loss there, unscaled, and the gradients. It may empty
-# the list, to free each `ε` once it is added.
-Evaluate = Callable[[list[Tensor | None]], tuple[Tensor, list[Tensor | None]]]
+# Takes `ε` by the place of its variable. Returns the loss there, unscaled, and one gradient per
+# trainable variable. It may empty the dict, to free each `ε` once it is added.
+Evaluate = Callable[[dict[int, Tensor]], tuple[Tensor, list[Tensor | None]]]
 
 
 class Passes:
@@ -20,9 +20,8 @@ class Passes:
 
     Args:
         loss: The loss of the first pass, unscaled.
-        first: Its gradients; `None` where there is none.
-        present: The places of gradients that there are.
-        perturbed: The places of variables that are perturbed.
+        first: The gradients of the first pass, by the place of the variable.
+        perturbed: The places of the variables that are perturbed.
         evaluate: Takes a pass.
         merges: Whether replicas merge within a pass.
     """
@@ -30,18 +29,17 @@ class Passes:
     def __init__(
         self,
         loss: Tensor,
-        first: list[Tensor | None],
-        present: list[int],
+        first: dict[int, Tensor],
         perturbed: list[int],
         evaluate: Evaluate,
         merges: bool,
     ) -> None:
+        # The loss and the gradients of the last pass.
         self.loss = loss
-        self.last: dict[int, Tensor] = {}
-        # Whether any of them was made, a boolean scalar; `None` if none was asked for.
-        self.made: Tensor | None = None
+        self.gradients: dict[int, Tensor] = {}
+        # A boolean scalar: whether any pass was taken. `None` if the rule asked for none.
+        self.taken: Tensor | None = None
         self._first = first
-        self._present = present
         self._perturbed = perturbed
         self._evaluate = evaluate
         self._merges = merges
@@ -53,42 +51,43 @@ class Passes:
 
         Args:
             perturbations: Returns `ε`, one tensor per perturbed variable.
-            only_if: Where this is false, the gradients are those of the first pass.
+            only_if: If this is false, the gradients are those of the first pass. `None` is true.
 
         Raises:
-            ValueError: If the pass has no gradient where the first has one.
+            ValueError: If the pass has no gradient for a variable that the first has one for.
         """
-        first_loss, present = self.loss, self._present
+        before = self.loss
 
         def another() -> list[Tensor]:
-            at: list[Tensor | None] = [None] * len(self._first)
-            for place, perturbation in zip(self._perturbed, perturbations(), strict=True):
-                at[place] = perturbation
+            at = dict(zip(self._perturbed, perturbations(), strict=True))
             loss, gradients = self._evaluate(at)
-            return [ops.cast(loss, first_loss.dtype), *(gradients[place] for place in present)]
+            return [ops.cast(loss, before.dtype), *(gradients[place] for place in self._first)]
 
         def none() -> list[Tensor]:
-            return [first_loss, *(self._first[place] for place in present)]
+            return [before, *self._first.values()]
 
         if only_if is None:
-            results = another()
+            self.loss, *found = another()
         elif only_if is False:
-            results = none()
+            self.loss, *found = none()
         elif self._merges and backend.concrete(only_if) is None:
             # Replicas cannot merge in a branch.
-            results = backend.where_lists(only_if, another(), none())
+            self.loss, *found = backend.where_lists(only_if, another(), none())
         else:
-            results = backend.cond(only_if, another, none)
-        missing = [p for p, result in zip(present, results[1:], strict=True) if result is None]
+            self.loss, *found = backend.cond(only_if, another, none)
+        missing = sum(gradient is None for gradient in found)
         if missing:
             raise ValueError(
-                "The second pass must reach every variable that the first one reaches. Received: "
-                f"no gradient for {len(missing)} variables. Does `call` depend on something that "
-                "changes from one call to the next?"
+                f"The second pass reached no gradient for {missing} variables that the first pass "
+                "reached. Does `call` depend on something that changes from one call to the next?"
             )
-        self.loss = results[0]
-        made = ops.convert_to_tensor(True if only_if is None else only_if)
-        self.made = made if self.made is None else ops.logical_or(self.made, made)
-        summed = map(backend.combine_repeated_rows, backend.sum_over_replicas(results[1:]))
-        self.last = dict(zip(present, summed, strict=True))
-        return [self.last[place] for place in self._perturbed]
+        taken = ops.convert_to_tensor(True if only_if is None else only_if)
+        self.taken = taken if self.taken is None else ops.logical_or(self.taken, taken)
+        self.gradients = summed(dict(zip(self._first, found, strict=True)))
+        return [self.gradients[place] for place in self._perturbed]
+
+
+def summed(gradients: dict[int, Tensor]) -> dict[int, Tensor]:
+    """Returns gradients summed over replicas, sparse ones with each row once."""
+    over_replicas = backend.sum_over_replicas(list(gradients.values()))
+    return dict(zip(gradients, map(backend.combine_repeated_rows, over_replicas), strict=True))

@@ -56,13 +56,9 @@ def total(first: Tensor | None, second: Tensor | None) -> Tensor | None:
 class StatefulTrainStep:
     """The part of a training step that TensorFlow and torch share."""
 
-    optimizer: Any
-    trainable_variables: list[Any]
-    compute_metrics: Any
-    _pass: Any
-    _attachment: Any
-
-    def compute_gradients(self, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def compute_gradients(
+        self: Any, compute_loss: Callable[[], Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
         """Returns the loss of a batch, and the gradients that the gradient rule makes of it.
 
         For a training loop of one's own, of a compiled model (TensorFlow and torch):
@@ -97,11 +93,11 @@ class StatefulTrainStep:
             )
         return self._passes(compute_loss)
 
-    def _passes(self, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def _passes(self: Any, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
         variables = list(self.trainable_variables)
-        loss, first, scope = self._pass(compute_loss, variables, [None] * len(variables))
+        loss, first, scope = self._pass(compute_loss, variables, {})
 
-        def evaluate(perturbations: list[Tensor | None]) -> tuple[Tensor, list[Any]]:
+        def evaluate(perturbations: dict[int, Tensor]) -> tuple[Tensor, list[Any]]:
             again, gradients, _ = self._pass(compute_loss, variables, perturbations)
             return again, gradients
 
@@ -111,7 +107,7 @@ class StatefulTrainStep:
             scope.make_updates()
         return loss, gradients
 
-    def train_step(self, data: Any) -> dict[str, Tensor]:
+    def train_step(self: Any, data: Any) -> dict[str, Tensor]:
         """Trains on one batch, with the gradients of the gradient rule.
 
         Args:

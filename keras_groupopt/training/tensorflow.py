@@ -17,9 +17,7 @@ Tensor = Any
 class TrainStep(StatefulTrainStep):
     """The training step of a model with a gradient rule."""
 
-    built: bool
-
-    def train_step(self, data: Any) -> dict[str, Tensor]:
+    def train_step(self: Any, data: Any) -> dict[str, Tensor]:
         """Trains on one batch, with the gradients of the gradient rule."""
         if not self.built:
             # The first call would build the layers within the pass, too late for it.
@@ -28,18 +26,18 @@ class TrainStep(StatefulTrainStep):
         return super().train_step(data)
 
     def _pass(
-        self,
+        self: Any,
         compute_loss: Callable[[], Tensor],
         variables: Sequence[Any],
-        perturbations: Sequence[Tensor | None],
+        perturbations: dict[int, Tensor],
     ) -> tuple[Tensor, list[Tensor | None], Recorder]:
         """Returns the loss at `w + ε`, its gradients, and what would be assigned.
 
         Nothing is assigned, so that a pass can be in a branch under a distribution strategy.
         """
         values = [
-            _plus(tf.convert_to_tensor(variable.value), perturbation)
-            for variable, perturbation in zip(variables, perturbations, strict=True)
+            _plus(tf.convert_to_tensor(variable.value), perturbations.get(place))
+            for place, variable in enumerate(variables)
         ]
         native = [variable.value for variable in variables]
         with tf.GradientTape() as tape:

@@ -17,9 +17,7 @@ Tensor = Any
 class TrainStep(StatefulTrainStep):
     """The training step of a model with a gradient rule."""
 
-    buffers: Any
-
-    def _passes(self, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def _passes(self: Any, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Takes the passes; what torch itself draws and counts is the first's, too."""
         before = backend.random_states()
         # Modules of torch keep statistics in buffers, which no scope of Keras sees.
@@ -49,10 +47,10 @@ class TrainStep(StatefulTrainStep):
                     buffer.copy_(value)
 
     def _pass(
-        self,
+        self: Any,
         compute_loss: Callable[[], Tensor],
         variables: Sequence[Any],
-        perturbations: list[Tensor | None],
+        perturbations: dict[int, Tensor],
     ) -> tuple[Tensor, list[Tensor | None], Recorder]:
         """Returns the loss at `w + ε`, its gradients, and what would be assigned.
 
@@ -77,19 +75,17 @@ class TrainStep(StatefulTrainStep):
 
 
 @contextlib.contextmanager
-def _perturbed(values: Sequence[Tensor], perturbations: list[Tensor | None]) -> Iterator[None]:
-    """Adds `ε` to weights, also where modules of torch hold them, and puts the weights back.
+def _perturbed(values: Sequence[Tensor], perturbations: dict[int, Tensor]) -> Iterator[None]:
+    """Adds `ε` to weights, also to those that modules of torch hold, and puts the weights back.
 
-    The list is emptied on the way: each `ε` is freed where the copy of its weight is made.
+    The dict is emptied on the way: each `ε` is freed once it is added.
     """
     copies: list[tuple[Tensor, Tensor]] = []
     try:
         with torch.no_grad():
-            for place, value in enumerate(values):
-                if perturbations[place] is not None:
-                    copies.append((value, value.clone()))
-                    value.add_(perturbations[place])
-                    perturbations[place] = None
+            for place in list(perturbations):
+                copies.append((values[place], values[place].clone()))
+                values[place].add_(perturbations.pop(place))
         yield
     finally:
         with torch.no_grad():

@@ -108,7 +108,8 @@ def calls(model: keras.Model) -> list[tuple[Any, list[Any], list[Any]]] | None:
 def callback_list_of(callback: keras.callbacks.Callback) -> Any:
     """Returns the list whose hook is calling `callback`, or `None`.
 
-    Keras gives a callback no way to know its neighbours.
+    It is gone when `evaluate` or `predict` is over, also after an exception. Nothing that Keras
+    gives to a callback is: `model` and `params` outlive the call, and no hook tells of its end.
     """
     frame = sys._getframe(1)
     while frame is not None:

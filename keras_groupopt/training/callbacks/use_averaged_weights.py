@@ -1,7 +1,7 @@
-"""Validation, early stopping and chosen callbacks look at the averages; training does not.
+"""Validation, early stopping and chosen callbacks see the averages; training does not.
 
-Keras calls no hook where `fit`, `evaluate` or `predict` fail. So averages are in the weights' place
-only within calls that this module wraps, and whose `finally` puts the weights back.
+Keras calls no hook when `fit`, `evaluate` or `predict` fails. So the averages are in the weights'
+place only within calls that this module wraps, and whose `finally` puts the weights back.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -24,6 +24,7 @@ from keras_groupopt.training.averaged_weights import averaged_weights, averages_
 from keras_groupopt.training.callbacks.backup import BackupAndRestore
 
 _BATCH_NORM = ("average", "raw")
+_NO_INPUTS = (type(None), bool, int, float)
 _BATCH_HOOKS = tuple(
     f"on_{kind}_batch_{end}" for kind in ("train", "test", "predict") for end in ("begin", "end")
 )
@@ -85,8 +86,8 @@ class UseAveragedWeights(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self.callbacks = _checked(callbacks)
-        known = not isinstance(batch_norm, str) or batch_norm in _BATCH_NORM
-        if batch_norm is None or isinstance(batch_norm, (bool, int, float)) or not known:
+        is_name = isinstance(batch_norm, str)
+        if (is_name and batch_norm not in _BATCH_NORM) or isinstance(batch_norm, _NO_INPUTS):
             raise ValueError(
                 '`batch_norm` must be "average", "raw" or inputs to estimate from. Received: '
                 f"batch_norm={batch_norm!r}."
@@ -123,11 +124,6 @@ class UseAveragedWeights(keras.callbacks.Callback):
         if isinstance(optimizer, GroupedOptimizer) and not optimizer.built and model.built:
             model.optimizer.build(model.trainable_variables)
         self._move_statistics(start=True)
-        listed = compat.callback_list_of(self)
-        for index, callback in enumerate([] if listed is None else listed.callbacks):
-            if _restores_what_was_validated(callback):
-                # The list is Keras' own, made for this one `fit`.
-                listed.callbacks[index] = _SeesAverages(callback)
         self._validate_with_averages(model)
         self._forward("on_train_begin", logs, swapped=False)
 
@@ -150,10 +146,15 @@ class UseAveragedWeights(keras.callbacks.Callback):
         original = model.evaluate
 
         def evaluate(*args: Any, **kwargs: Any) -> Any:
-            listed = getattr(kwargs.get("callbacks"), "callbacks", ())
+            # In `fit` it is Keras' list of callbacks, made for this one `fit`.
+            listed = getattr(kwargs.get("callbacks"), "callbacks", [])
             if not any(callback is self for callback in listed):
                 _remove_own_evaluate(model)
                 return original(*args, **kwargs)
+            listed[:] = [
+                _SeesAverages(each) if _restores_what_was_validated(each) else each
+                for each in listed
+            ]
             self._move_statistics()
             with averaged_weights(model):
                 self._validating = True
@@ -279,22 +280,20 @@ def _acts(callback: Any, hook: str) -> bool:
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(_Callback, hook)
 
 
-_NEED_WEIGHTS = (keras.callbacks.BackupAndRestore, BackupAndRestore, UseAveragedWeights)
-
-
 def _checked(callbacks: Any) -> list[Any]:
     own = list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]
-    refused: Iterator[Any] = (callback for callback in own if isinstance(callback, _NEED_WEIGHTS))
     for callback in own:
         if not isinstance(callback, _Callback):
             raise TypeError(
                 "`callbacks` must be a list of Keras callbacks. Received: "
                 f"{callback!r} of type {type(callback).__name__}."
             )
-    for callback in refused:
-        raise ValueError(
-            "`callbacks` must be callbacks that may see the averages. Received: "
-            f"{type(callback).__name__}. Put it in `fit`'s own list: a run resumed from averages "
-            "would be another one."
-        )
+        if isinstance(
+            callback, (keras.callbacks.BackupAndRestore, BackupAndRestore, UseAveragedWeights)
+        ):
+            raise ValueError(
+                "`callbacks` must be callbacks that may see the averages. Received: "
+                f"{type(callback).__name__}. Put it in `fit`'s own list: a run resumed from "
+                "averages would be another one."
+            )
     return own

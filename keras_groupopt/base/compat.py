@@ -30,6 +30,7 @@ __all__ = [
     "calls",
     "child_layers",
     "compute_loss",
+    "current_learning_rate",
     "custom_objects",
     "declared_learning_rate",
     "has_decay_exclusion",
@@ -65,6 +66,7 @@ __all__ = [
     "structures",
     "track_all_state",
     "track_loss",
+    "tracked_variables",
     "untrack",
     "update_metrics",
     "update_step_of",
@@ -429,6 +431,22 @@ def track_all_state(optimizer: Any) -> None:
             if isinstance(item, keras.Variable) and id(item) not in known:
                 known.add(id(item))
                 optimizer._track_variable(item)
+
+
+def tracked_variables(optimizer: Any) -> list[keras.Variable]:
+    """Returns what Keras' `variables` gives, for a class that overrides it.
+
+    `torch.compile` takes `super().variables` for the property itself.
+    """
+    return list(optimizer._variables)
+
+
+def current_learning_rate(optimizer: Any) -> Any:
+    """Returns what Keras' `learning_rate` gives, for a class that overrides it.
+
+    `torch.compile` takes `super().learning_rate` for the property itself.
+    """
+    return optimizer._get_current_learning_rate()
 
 
 def values_of(variables: Sequence[Any]) -> list[Any]:

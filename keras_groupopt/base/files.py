@@ -8,32 +8,43 @@ import pathlib
 from collections.abc import Callable
 
 
-def write(write_file: Callable[[pathlib.Path], None], path: str | os.PathLike[str]) -> None:
+def write(
+    write_file: Callable[[pathlib.Path], None],
+    path: str | os.PathLike[str],
+    ending: str = ".weights.h5",
+) -> None:
     """Puts a file that a function writes at `path`, in one step.
 
     Args:
         write_file: Writes the file at the path it is given.
-        path: Where the file is to be; it must end in `.weights.h5`.
+        path: Where the file is to be.
+        ending: What its name must end in. Default: `".weights.h5"`.
+
+    Raises:
+        ValueError: If `path` has another ending.
     """
-    target = pathlib.Path(path)
-    if not target.name.endswith(".weights.h5"):
-        raise ValueError(f"`path` must end in `.weights.h5`. Received: path={os.fspath(path)!r}.")
-    name = target.name.removesuffix(".weights.h5")
-    partial = target.with_name(f".{name}.partial.weights.h5")
+    target = check_ending(path, ending)
+    partial = target.with_name(f".{target.name.removesuffix(ending)}.partial{ending}")
     try:
         write_file(partial)
-        put_in_place(partial, target)
+        _flush(partial)
+        os.replace(partial, target)
+        # The name, too, must outlast a loss of power. Windows cannot open folders.
+        with contextlib.suppress(OSError):
+            _flush(target.parent)
     finally:
         partial.unlink(missing_ok=True)
 
 
-def put_in_place(partial: pathlib.Path, target: pathlib.Path) -> None:
-    """Gives a file that was written beside its place the name it is to have, in one step."""
-    _flush(partial)
-    os.replace(partial, target)
-    # The name, too, must outlast a loss of power. Windows cannot open folders.
-    with contextlib.suppress(OSError):
-        _flush(target.parent)
+def check_ending(path: str | os.PathLike[str], ending: str) -> pathlib.Path:
+    """Returns `path`, after checking that its name has an ending.
+
+    Raises:
+        ValueError: If it has another one.
+    """
+    if not os.fspath(path).endswith(ending):
+        raise ValueError(f"`path` must end in `{ending}`. Received: path={os.fspath(path)!r}.")
+    return pathlib.Path(path)
 
 
 def _flush(path: pathlib.Path) -> None:

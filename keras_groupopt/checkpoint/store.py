@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -79,7 +80,7 @@ def _read_values(
 ) -> Iterator[tuple[str, np.ndarray]]:
     for key, (shape, dtype, *sums) in found["state"].items():
         try:
-            value = np.asarray(store[keys.stored_name(key)])
+            value = _in_dtype(np.asarray(store[keys.stored_name(key)]), dtype)
         except KeyError as error:
             raise manifest.damaged(f"its manifest names {key}, which is missing") from error
         except (OSError, RuntimeError) as error:
@@ -94,3 +95,25 @@ def _read_values(
         if sums != [checksums.of[key]]:
             raise manifest.damaged(f"the checksum of {key} differs")
         yield key, value
+
+
+def in_known_dtype(array: Any) -> np.ndarray:
+    """Returns an array, as unsigned integers if it has a dtype that NumPy cannot name in a file."""
+    array = np.asarray(array)
+    return array.view(f"u{array.dtype.itemsize}") if _is_unknown(array.dtype) else array
+
+
+def _in_dtype(array: np.ndarray, name: str) -> np.ndarray:
+    """Returns an array in the dtype that it was saved from, such as bfloat16.
+
+    `.npz` files hold it as unsigned integers, and H5 files as bytes without a dtype.
+    """
+    with contextlib.suppress(TypeError):
+        dtype = np.dtype(name)
+        is_alike = array.dtype.kind in "uV" and array.dtype.itemsize == dtype.itemsize
+        return array.view(dtype) if is_alike and _is_unknown(dtype) else array
+    return array
+
+
+def _is_unknown(dtype: Any) -> bool:
+    return dtype.kind == "V" or not hasattr(np, dtype.name)

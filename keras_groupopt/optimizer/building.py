@@ -98,7 +98,7 @@ def make(
     Raises:
         ValueError: If the plan cannot be made, or a layout map does not fit the state.
     """
-    tracked = len(optimizer._own_variables)
+    tracked = len(compat.tracked_variables(optimizer))
     try:
         plan, catalog = link.resolve(declared, variables)
         _warn_of_changes(link.shown, plan)
@@ -106,7 +106,7 @@ def make(
         _warn_of_low_precision(plan)
         _warn_of_regularizers(plan, variables)
     except BaseException:
-        untrack(optimizer, optimizer._own_variables[tracked:])
+        untrack(optimizer, compat.tracked_variables(optimizer)[tracked:])
         raise
     return built, catalog
 
@@ -149,10 +149,10 @@ def keep(optimizer: Any, built: BuiltOptimizer) -> None:
 
 def note_unbuilt(optimizer: Any) -> Callable[[], None]:
     """Returns a function that takes back a build that follows, and what came of it."""
-    tracked = len(optimizer._own_variables)
+    tracked = len(compat.tracked_variables(optimizer))
 
     def undo() -> None:
-        untrack(optimizer, optimizer._own_variables[tracked:])
+        untrack(optimizer, compat.tracked_variables(optimizer)[tracked:])
         compat.replace_built_variables(optimizer, [])
         optimizer._fingerprint.stand_for(checkpoint.NOT_BUILT)
         optimizer._built = None

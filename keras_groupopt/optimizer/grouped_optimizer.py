@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from keras_groupopt import checkpoint
+from keras_groupopt.base import compat
 from keras_groupopt.base.checks import (
     check_choice,
     check_clipping,
@@ -68,66 +69,74 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         g ← mean of g over `gradient_accumulation_steps` micro-batches
         g ← clip of G, then g · min(1, global_clipnorm / ‖all g‖)
         η ← learning_rate(t) · learning_rate_ratio_G(t) · ratio of `ratios` for w
-        w ← w − η · weight_decay_G(t) · (w − anchor)      where G decays and w is not excluded
+        w ← w − η · weight_decay_G(t) · (w − anchor)      if G decays and w is not excluded
         w ← w − update of the rule of G at rate η
         w ← constraint(w)
         average ← β · average + (1 − β) · w
 
     The norm is over all groups, in float32, without frozen groups and missing gradients. A
-    variable without a gradient neither moves nor decays. Where a gradient is not finite, no group
-    moves and `skipped_steps` counts. Schedules, averages and `iterations` count optimizer steps,
-    not micro-batches.
+    variable without a gradient neither moves nor decays. If a gradient is not finite, no group
+    moves, and `skipped_steps` counts the step. Schedules, averages and `iterations` count optimizer
+    steps, not micro-batches.
 
     Under a TensorFlow strategy (`MirroredStrategy`, `MultiWorkerMirroredStrategy`,
-    `OneDeviceStrategy`) `g` is the sum over all replicas before anything above sees it. Make model
+    `OneDeviceStrategy`) `g` is the sum over all replicas before anything above uses it. Make model
     and optimizer under `strategy.scope()`.
 
     Args:
-        groups: A list of `Group`, or a dict from name to `Group` or selector.
+        groups: A list of `Group`, or a dict from name to `Group` or selector. Default: `()`, one
+            group of all variables.
         model: The model, from which layer paths come. Held weakly. Without it, selectors see
-            `variable.path`, which lacks the names of nested models.
-        rule: The rule of groups that name none: a name, a class, or `kgo.rule(...)`.
+            `variable.path`, which lacks the names of nested models. Default: `None`.
+        rule: The rule of groups that name none: a name, a class, or `kgo.rule(...)`. Default:
+            `"radam"`.
         learning_rate: The base rate per optimizer step: a number, a
             `keras.optimizers.schedules.LearningRateSchedule`, or a function without arguments.
-            A compiled step calls a function once, when it is compiled, as in Keras.
-        weight_decay: The decay of groups that name none; a number or a schedule.
+            A compiled step calls a function once, when it is compiled, as in Keras. Default: 1e-3.
+        weight_decay: The decay of groups that name none; a number or a schedule. Default: `None`,
+            no decay.
         anchor: What decay pulls toward in groups that do not say: `"zero"`, `"initial"`, arrays
-            or a file.
-        exclude_from_decay: A selector of variables never decayed, in groups that do not say.
-            Default `kgo.default_exclude_from_decay`; extend it with `|`. `()` excludes none.
+            or a file. Default: `"zero"`.
+        exclude_from_decay: A selector of variables never decayed, in groups that do not say; `()`
+            excludes none. Default: `kgo.default_exclude_from_decay`; extend it with `|`.
         ratios: A second assignment of rates, apart from that of rules: pairs (selector, ratio), or
             a dict from one to the other. The rate of a variable that a pair claims is that of its
             group times the ratio, a number >= 0 or a schedule; so is its decay. `overlap` says
-            what holds where two claim one variable.
-        global_clipnorm: Limit of the gradient norm over all groups.
-        clipnorm: Limit of each variable's gradient norm, in groups without clipping.
-        clipvalue: Limit of each gradient element, in groups without clipping.
-        gradient_accumulation_steps: Micro-batches per optimizer step, at least 2; `None` for
-            none. Their gradients are averaged in float32 before anything else sees them. A window
-            open at the end of an epoch carries over; `kgo.FlushAccumulation` closes it instead.
+            what holds if two pairs claim one variable. Default: `()`.
+        global_clipnorm: Limit of the gradient norm over all groups. Default: `None`, no limit.
+        clipnorm: Limit of each variable's gradient norm, in groups without clipping. Default:
+            `None`, no limit.
+        clipvalue: Limit of each gradient element, in groups without clipping. Default: `None`, no
+            limit.
+        gradient_accumulation_steps: Micro-batches per optimizer step, at least 2. Their gradients
+            are averaged in float32 before anything else uses them. A window that is open at the end
+            of an epoch carries over; `kgo.FlushAccumulation` closes it instead. Default: `None`,
+            no accumulation.
         ema: An average of the weights over optimizer steps: `kgo.EMA(...)` or `kgo.SWA(...)`.
-            `fit` leaves the weights themselves alone.
-        on_nonfinite: What happens where gradients are not finite (inf, NaN, or a norm over all
+            `fit` leaves the weights themselves alone. Default: `None`, no average.
+        on_nonfinite: What happens if gradients are not finite (inf, NaN, or a norm over all
             groups beyond 1.8e19, whose square float32 cannot hold): `"skip"` leaves all state as
             it is and counts in `skipped_steps`; `"raise"` does so too and raises, in a compiled
             step when `fit` ends (`GroupLogger`: when the batch ends); `"propagate"` does not
-            look.
+            look. Default: `"skip"`.
         fused: Whether a rule may move all variables of its group at once, by what the backend has
             for that (torch's fused and foreach functions, TensorFlow's training operations, on JAX
-            one trace for all variables of a shape), where there is such a step for it. The numbers
+            one trace for all variables of a shape), if there is such a step for it. The numbers
             are the rule's to rounding, and state and files are the same; `False` runs the rule's
-            own update.
+            own update. Default: `True`.
         use_ema: Keras' averages: as `ema=kgo.EMA(ema_momentum)`, but the first average is the
             weights after the first step, and `fit` ends by writing the averages into the weights.
-        ema_momentum: The momentum for `use_ema`, in [0, 1).
+            Default: `False`.
+        ema_momentum: The momentum for `use_ema`, in [0, 1). Default: 0.99.
         ema_overwrite_frequency: With `use_ema`, optimizer steps between writing the averages into
-            the weights; `None` for at the end of `fit` only.
+            the weights. Default: `None`, at the end of `fit` only.
         unclaimed: What happens to variables that no group claims: `"default"` (they form the
-            group of that name), `"freeze"`, or `"error"`.
+            group of that name), `"freeze"`, or `"error"`. Default: `"default"`.
         overlap: What happens to variables that two groups, or two of `ratios`, claim: `"error"`,
-            `"first"` or `"last"`.
-        loss_scale_factor: The loss is multiplied by it and gradients are divided by it.
-        name: The optimizer's name.
+            `"first"` or `"last"`. Default: `"error"`.
+        loss_scale_factor: The loss is multiplied by it and gradients are divided by it. Default:
+            `None`, no scale.
+        name: The optimizer's name. Default: Keras numbers one.
 
     Raises:
         ValueError: If a value is out of range, names repeat, or options contradict each other;
@@ -256,7 +265,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     @property
     def variables(self) -> list[Any]:
         """All state: the optimizer's, then that of each group's rule; last what is not saved."""
-        own, built = self._own_variables, self._built
+        own, built = compat.tracked_variables(self), self._built
         if built is None:
             return own
         # A step on values cannot take anchors and averages from the weights, and `fit` on JAX, or a
@@ -264,18 +273,13 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         built.capture_due(self.iterations)
         return own + built.rule_variables + built.passing_variables
 
-    @property
-    def _own_variables(self) -> list[Any]:
-        """The variables that Keras tracks: all but those of the rules."""
-        return super().variables
-
     # Values of a run -----------------------------------------------------------------------------
 
     @property
     def learning_rate(self) -> Any:
         """The base rate, per optimizer step. Groups follow it by their ratios."""
         with self._in_run():
-            return super().learning_rate
+            return compat.current_learning_rate(self)
 
     @learning_rate.setter
     def learning_rate(self, learning_rate: Any) -> None:

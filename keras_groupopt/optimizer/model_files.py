@@ -8,7 +8,7 @@ import os
 import pathlib
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import h5py
@@ -20,6 +20,7 @@ from keras_groupopt.base import files
 from keras_groupopt.base.unwrap import unwrap
 from keras_groupopt.checkpoint import weights
 from keras_groupopt.optimizer import saving
+from keras_groupopt.optimizer.binding import check_is_model
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 
 Path = str | os.PathLike[str]
@@ -73,15 +74,14 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if name.endswith(".npz"):
         with checkpoint.opened(name) as arrays:
             return checkpoint.read_manifest(arrays)
-    with _whole(name), _opened(name) as files:
-        group = _state_in(files)
-        if group is not None:
-            return checkpoint.read_manifest(group)
-    raise ValueError(
-        "`path` must hold the state of a GroupedOptimizer. Received: "
-        f"path={name!r}, which holds none. Was the model compiled with one, and trained or built, "
-        "before it was saved?"
-    )
+    manifest: dict[str, Any] | None = _read(name, checkpoint.read_manifest)
+    if manifest is None:
+        raise ValueError(
+            "`path` must hold the state of a GroupedOptimizer. Received: "
+            f"path={name!r}, which holds none. Was the model compiled with one, and trained or "
+            "built, before it was saved?"
+        )
+    return manifest
 
 
 def read_state(path: Path) -> checkpoint.Saved | None:
@@ -97,10 +97,22 @@ def read_state(path: Path) -> checkpoint.Saved | None:
         FileNotFoundError: If there is no such file.
         ValueError: If it is another kind of file, or is damaged.
     """
-    name = _checked(path)
-    with _whole(name), _opened(name) as files:
-        group = _state_in(files)
-        return None if group is None else checkpoint.read(group)
+    saved: checkpoint.Saved | None = _read(_checked(path), checkpoint.read)
+    return saved
+
+
+def _read(name: str, read: Callable[[Any], Any]) -> Any:
+    """Returns what a function reads from the optimizer state in a file; `None` if there is none."""
+    try:
+        with _opened(name) as files:
+            group = _state_in(files)
+            return None if group is None else read(group)
+    except Exception as error:  # a damaged file may make h5py and zipfile raise anything
+        if "optimizer state" in str(error):
+            raise
+        raise ValueError(
+            f"`path` must be a whole file. Received: path={name!r}: {error}"
+        ) from error
 
 
 def load_weights(model: Any, path: Path, *, optimizer: bool = True) -> None:
@@ -117,12 +129,12 @@ def load_weights(model: Any, path: Path, *, optimizer: bool = True) -> None:
         model: A built Keras model.
         path: A `.weights.h5`, `.weights.json` or `.keras` file.
         optimizer: Whether optimizer state is loaded. `False` takes the weights alone, for a new
-            task: the step, moments and rates stay. Before the first step they then are
-            what anchors of kind `"initial"` start from.
+            task: the step, moments and rates stay. Before the first step, these weights become
+            the anchors of kind `"initial"`. Default: `True`.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        TypeError: If `model` is no model.
+        TypeError: If `model` is not a model.
         ValueError: If the file is damaged or does not fit.
 
     Example:
@@ -138,11 +150,7 @@ def load_weights(model: Any, path: Path, *, optimizer: bool = True) -> None:
         ...
     ValueError: `path` must be a whole file that fits the model. Received: path=...
     """
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            f"`model` must be a Keras model. Received: model={model!r} of type "
-            f"{type(model).__name__}."
-        )
+    check_is_model(model, keras.Model)
     name = _checked(path)
     if name.endswith(".npz"):
         raise ValueError(
@@ -200,7 +208,7 @@ def _load(model: Any, name: str, optimizer: bool) -> None:
 
 
 def _check_taken(terms: checkpoint.Terms) -> None:
-    """Refuses a load that passed the state in the file by: a damaged name hides it from Keras."""
+    """Refuses a load that ignored the state in the file: a damaged name hides it from Keras."""
     if terms.report.status not in ("loaded", "waits for the build"):
         raise ValueError("the optimizer state in it is not where Keras looks for it")
 
@@ -212,30 +220,16 @@ def _verify(name: str) -> bool:
             bad = archive.testzip()
         if bad is not None:
             raise ValueError(f"the checksum of {bad} in it differs")
-    found, wrong = None, []
     with _opened(name) as files:
         group = _state_in(files)
-        if group is not None:
-            found = checkpoint.read_manifest(group)
-        if found is not None and "weights" in found:
-            arrays = (array for file in files for array in _arrays(file))
-            wrong = weights.differing(found["weights"], arrays)
+        if group is None:
+            return False
+        arrays = (array for file in files for array in _arrays(file))
+        saved = checkpoint.read_manifest(group).get("weights", {})
+        wrong = weights.differing(saved, arrays) if saved else []
     if wrong:
         raise ValueError(f"the checksum of a weight of shape {wrong[0]} in it differs")
-    return found is not None
-
-
-@contextlib.contextmanager
-def _whole(name: str) -> Iterator[None]:
-    """Says of which file it is where that cannot be read."""
-    try:
-        yield
-    except Exception as error:  # a damaged file may make h5py and zipfile raise anything
-        if "optimizer state" in str(error):
-            raise
-        raise ValueError(
-            f"`path` must be a whole file. Received: path={name!r}: {error}"
-        ) from error
+    return True
 
 
 @contextlib.contextmanager
@@ -249,7 +243,9 @@ def _files(name: str, stack: contextlib.ExitStack) -> list[Any]:
     if name.endswith(".weights.json"):
         with open(name, encoding="utf-8") as file:
             places = json.load(file)["weight_map"].values()
-        shards = {shard for place in places for shard in ([place] if _is_one(place) else place)}
+        shards = {
+            shard for place in places for shard in ([place] if isinstance(place, str) else place)
+        }
         folder = pathlib.Path(name).parent
         return [folder / pathlib.PurePath(shard).name for shard in sorted(shards)]
     if name.endswith(".keras"):
@@ -258,11 +254,7 @@ def _files(name: str, stack: contextlib.ExitStack) -> list[Any]:
     return [name]
 
 
-def _is_one(place: Any) -> bool:
-    return isinstance(place, str)
-
-
-def _state_in(files: list[h5py.File]) -> _Group | None:
+def _state_in(files: list[h5py.File]) -> h5py.Group | None:
     """Returns the state of the model's optimizer, which may be inside another one.
 
     A layer that is a compiled model, such as a pretrained backbone, has an optimizer of its own.
@@ -273,41 +265,22 @@ def _state_in(files: list[h5py.File]) -> _Group | None:
         file.visit(names.append)
         places += [(file, name) for name in names if name.endswith("/@manifest")]
     places.sort(key=lambda place: not place[1].startswith("optimizer/"))
-    return _Group(places[0][0][places[0][1].rpartition("/")[0]]) if places else None
+    return places[0][0][places[0][1].rpartition("/")[0]] if places else None
 
 
 def _arrays(file: h5py.File) -> Iterator[np.ndarray]:
-    """Yields every array that is no optimizer's, one at a time: models are large."""
+    """Yields every array outside of the optimizer, one at a time: models are large."""
     names: list[str] = []
     file.visit(names.append)
     for name in names:
         item = file[name]
         if isinstance(item, h5py.Dataset) and not name.startswith("optimizer/"):
-            yield _array(item)
-
-
-def _array(dataset: h5py.Dataset) -> np.ndarray:
-    # H5 has no bfloat16; Keras notes it beside the array.
-    low = dataset.attrs.get("dtype") == "bfloat16"
-    return np.array(dataset, dtype=np.dtype("bfloat16") if low else None)
-
-
-class _Group:
-    """A group of an H5 file as a store."""
-
-    def __init__(self, group: h5py.Group) -> None:
-        self._group = group
-
-    def __getitem__(self, name: str) -> Any:
-        return _array(self._group[name])
-
-    def keys(self) -> list[str]:
-        return list(self._group.keys())
+            yield np.asarray(item)
 
 
 @contextlib.contextmanager
 def _unharmed(model: Any) -> Iterator[None]:
-    """Puts a model and its optimizer back where the block fails."""
+    """Puts a model and its optimizer back if the block fails."""
     optimizer = getattr(model, "optimizer", None)
     variables = [*model.variables, *(() if optimizer is None else optimizer.variables)]
     values = [np.array(keras.ops.convert_to_numpy(v), copy=True) for v in variables]
@@ -336,7 +309,7 @@ def save_weights(model: Any, path: str | os.PathLike[str]) -> None:
         path: Where to; it must end in `.weights.h5`.
 
     Raises:
-        TypeError: If `model` is no model.
+        TypeError: If `model` is not a model.
         ValueError: If `path` ends otherwise, or the model is not built.
 
     Example:
@@ -348,9 +321,5 @@ def save_weights(model: Any, path: str | os.PathLike[str]) -> None:
     >>> os.listdir(folder)
     ['model.weights.h5']
     """
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a Keras model. Received: "
-            f"model={model!r} of type {type(model).__name__}."
-        )
+    check_is_model(model, keras.Model)
     files.write(model.save_weights, path)

@@ -88,12 +88,12 @@ def rebuild(optimizer: Any, model: Any, groups: Any = None) -> checkpoint.Report
     link = dataclasses.replace(
         optimizer._link, reference=weakref.ref(model), records=None, shown=None
     )
-    tracked = optimizer._own_variables
+    tracked = compat.tracked_variables(optimizer)
     built, link.catalog = building.make(optimizer, declared, link, list(model.trainable_variables))
     try:
         report = _give_old_state(optimizer, old, built)
     except BaseException:
-        building.untrack(optimizer, optimizer._own_variables[len(tracked) :])
+        building.untrack(optimizer, compat.tracked_variables(optimizer)[len(tracked) :])
         raise
     before, now = ({id(v) for v in b.entries().values()} if b else set() for b in (old, built))
     building.untrack(optimizer, [v for v in tracked if id(v) in before and id(v) not in now])
@@ -237,7 +237,7 @@ def _change_gradient_state(optimizer: Any, built: BuiltOptimizer, wanted: Wanted
 
     Models that share the optimizer have steps that were compiled with the rest.
     """
-    old, tracked = built.gradient_state, len(optimizer._own_variables)
+    old, tracked = built.gradient_state, len(compat.tracked_variables(optimizer))
     new = GradientState(wanted)
     try:
         with building.beside(optimizer, built.variables):
@@ -247,7 +247,7 @@ def _change_gradient_state(optimizer: Any, built: BuiltOptimizer, wanted: Wanted
         checkpoint.place(checkpoint.entries_of(optimizer, built))
     except BaseException:
         built.gradient_state = old
-        building.untrack(optimizer, optimizer._own_variables[tracked:])
+        building.untrack(optimizer, compat.tracked_variables(optimizer)[tracked:])
         raise
     new.go_on_from(old)
     building.untrack(optimizer, [] if old is None else old.variables)

@@ -278,7 +278,7 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("state.h5", ValueError, r'must end in "\.npz"\. Received: path=.*state\.h5'),
+        ("state.h5", ValueError, r"must end in `\.npz`\. Received: path=.*state\.h5"),
         ("gone.npz", FileNotFoundError, r"must be an existing file\. Received: path=.*gone\.npz"),
     ],
 )

@@ -2,12 +2,17 @@
 Title: Gradient accumulation
 Description: Train with batches that do not fit into memory, and get the same weights.
 
-## What we want
+## What you will learn
 
-A recipe asks for batches of 120 pictures, and 30 are all that fit. Four batches of 30 have the same
-mean gradient as one of 120, so we add up four gradients and do one step. The optimizer does that:
-`gradient_accumulation_steps=4`. What it is given at a time is a *micro-batch*; four of them are a
-*window*; and an *optimizer step* is what happens to the weights when the window is full.
+You will train with large batches although only small ones fit into memory, decide what happens to
+the batches that are left over at the end of an epoch, and resume a run that was saved between two
+of the small batches.
+
+Suppose a recipe asks for batches of 120 pictures, but only 30 fit. Four batches of 30 have the same
+mean gradient as one of 120, so the optimizer can add up four gradients and take one step. You
+switch this on by `gradient_accumulation_steps=4`. Each of the small batches is a *micro-batch*,
+four of them are a *window*, and the update of the weights at the end of a window is an *optimizer
+step*.
 
 Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch`; nothing below changes.
 """
@@ -28,14 +33,14 @@ y_train = data["y_train"][:240].astype("int32")
 """
 ## Four small batches are one large one
 
-Two optimizers, alike but for the accumulation. The schedule, the decay, the clipping and Adam's
-bias correction all count optimizer steps, so nothing has to be converted: `decay_steps=4` is four
-optimizer steps, with and without accumulation.
+We train the same model twice, with and without accumulation. The schedule, the decay, the clipping
+and Adam's bias correction all count optimizer steps, so you do not have to convert any number:
+`decay_steps=4` means four optimizer steps in both runs.
 """
 
 
 def compiled_model(**options):
-    """A small network, equal each time, with two groups."""
+    """Returns a small network with two groups, which starts from the same weights each time."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
@@ -47,7 +52,7 @@ def compiled_model(**options):
     )
     optimizer = kgo.GroupedOptimizer(
         groups=[
-            kgo.Group("features", "features", learning_rate_ratio=0.3, weight_decay=0.1),
+            kgo.Group("features", "features", learning_rate_ratio=0.3, weight_decay=1.0),
             kgo.Group("head", "head"),
         ],
         model=model,
@@ -61,10 +66,14 @@ def compiled_model(**options):
     return model
 
 
-large = compiled_model()
-large.fit(x_train, y_train, batch_size=120, epochs=2, shuffle=False, verbose=0)
-small = compiled_model(gradient_accumulation_steps=4)
-small.fit(x_train, y_train, batch_size=30, epochs=2, shuffle=False, verbose=0)
+def fit(model, batch_size, epochs=1, rows=slice(None), **options):
+    options |= {"batch_size": batch_size, "epochs": epochs, "shuffle": False, "verbose": 0}
+    model.fit(x_train[rows], y_train[rows], **options)
+    return model
+
+
+large = fit(compiled_model(), batch_size=120, epochs=2)
+small = fit(compiled_model(gradient_accumulation_steps=4), batch_size=30, epochs=2)
 
 difference = max(
     float(np.abs(mine - other).max())
@@ -76,49 +85,45 @@ assert difference < 1e-5
 assert int(large.optimizer.iterations) == int(small.optimizer.iterations) == 4
 
 """
-Two things an optimizer cannot make equal: BatchNorm sees a micro-batch at a time, and random layers
-such as Dropout draw anew for each. The sums are float32, whatever the dtype of the weights, and
-cost one value per weight. The plan counts them:
+An optimizer cannot make two things equal: `BatchNormalization` sees one micro-batch at a time, and
+random layers such as `Dropout` draw new masks for each. The sums are kept in float32, whatever the
+dtype of the weights, and cost one value per weight. The plan counts them:
 """
 
 small.optimizer.plan.summary()
 
 """
-## When the batches of an epoch do not come out even
+## When the number of batches is not a multiple of the window
 
-240 pictures in batches of 36 are seven batches, the last of 24. With windows of four, three batches
-are left over. By default the window stays open and the next epoch fills it: every step has four
-micro-batches. `kgo.FlushAccumulation()` closes it with what there is instead, so that no gradient
-outlives its epoch.
+240 pictures in batches of 36 are seven batches. With windows of four, three batches are left over
+at the end of the epoch. By default the window stays open, and the next epoch fills it, so each step
+has four micro-batches. With `kgo.FlushAccumulation()` the optimizer takes a step with the
+micro-batches that it has, so no gradient is carried into the next epoch.
 """
 
-
-def steps_of(epochs, callbacks=()):
-    """Optimizer steps, and micro-batches in the window that is still open."""
-    model = compiled_model(gradient_accumulation_steps=4)
-    model.fit(x_train, y_train, batch_size=36, epochs=epochs, callbacks=list(callbacks), verbose=0)
-    return int(model.optimizer.iterations), int(model.optimizer.micro_batches)
-
-
-carried = steps_of(2)
-flushed = steps_of(2, [kgo.FlushAccumulation()])
-print("steps, and micro-batches left over: carried", carried, "flushed", flushed)
-assert carried == (3, 2)
-assert flushed == (4, 0)
+carried = fit(compiled_model(gradient_accumulation_steps=4), 36, epochs=2).optimizer
+callbacks = [kgo.FlushAccumulation()]
+flushed = fit(
+    compiled_model(gradient_accumulation_steps=4), 36, epochs=2, callbacks=callbacks
+).optimizer
+for name, optimizer in (("carried", carried), ("flushed", flushed)):
+    steps, left_over = int(optimizer.iterations), int(optimizer.micro_batches)
+    print(f"{name}: {steps} optimizer steps, {left_over} micro-batches in the open window")
+assert (int(carried.iterations), int(carried.micro_batches)) == (3, 2)
+assert (int(flushed.iterations), int(flushed.micro_batches)) == (4, 0)
 
 """
-In a loop of your own, `optimizer.flush()` does the same.
+In your own loop, `optimizer.flush()` does the same.
 
 ## Micro-batches of different sizes
 
-Three samples with gradient 1 and one with gradient 5 have the mean gradient 2. The mean of the two
-means is 3. Where you know how many samples (or tokens) a micro-batch holds, say so, and each weighs
-what it should:
+Three samples with gradient 1 and one with gradient 5 have the mean gradient 2, but the mean of the
+two means is 3. If you know how many samples (or tokens) a micro-batch holds, pass `sample_count=`,
+and each micro-batch gets its proper weight.
 """
 
 weight = keras.Variable(np.zeros(1, "float32"), name="weight")
 optimizer = kgo.GroupedOptimizer(rule="sgd", learning_rate=1.0, gradient_accumulation_steps=2)
-optimizer.build([weight])
 for gradient, samples in ((1.0, 3), (5.0, 1)):
     optimizer.apply([keras.ops.full((1,), gradient)], [weight], sample_count=samples)
 print("the weight went from 0 to", float(keras.ops.convert_to_numpy(weight)[0]))
@@ -127,8 +132,9 @@ assert float(keras.ops.convert_to_numpy(weight)[0]) == -2.0
 """
 ## A micro-batch that overflows
 
-A gradient that is not finite is never added. The window takes the next micro-batch in its place,
-and `skipped_steps` counts it. `on_nonfinite="raise"` raises instead.
+The optimizer never adds a gradient that is not finite. The window takes the next micro-batch in its
+place, and `skipped_steps` counts the one that was left out. `on_nonfinite="raise"` raises an error
+instead.
 """
 
 for gradient in (1.0, np.inf, 3.0):
@@ -138,18 +144,15 @@ assert float(keras.ops.convert_to_numpy(weight)[0]) == -4.0
 assert int(optimizer.skipped_steps) == 1
 
 """
-## Saved in the middle of a window
+## Save in the middle of a window
 
-The open window is state: a run that is interrupted loses no gradient. Here the first of the four
-micro-batches is taken in, the model is saved, and the loaded one goes on with the other three.
+The open window is part of the saved state, so an interrupted run does not lose a gradient. Here we
+train on the first of four micro-batches, save the model, and train the loaded model on the other
+three.
 """
 
-rest = {"batch_size": 30, "shuffle": False, "verbose": 0}
-straight = compiled_model(gradient_accumulation_steps=4)
-straight.fit(x_train[:120], y_train[:120], **rest)
-
-interrupted = compiled_model(gradient_accumulation_steps=4)
-interrupted.fit(x_train[:30], y_train[:30], **rest)
+straight = fit(compiled_model(gradient_accumulation_steps=4), 30, rows=slice(120))
+interrupted = fit(compiled_model(gradient_accumulation_steps=4), 30, rows=slice(30))
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "accumulation.keras"
     interrupted.save(path)
@@ -157,7 +160,7 @@ with tempfile.TemporaryDirectory() as folder:
 
 assert int(resumed.optimizer.micro_batches) == 1
 assert int(resumed.optimizer.iterations) == 0
-resumed.fit(x_train[30:120], y_train[30:120], **rest)
+fit(resumed, 30, rows=slice(30, 120))
 assert int(resumed.optimizer.iterations) == 1
 for mine, other in zip(straight.get_weights(), resumed.get_weights(), strict=True):
     np.testing.assert_array_equal(mine, other)
@@ -165,8 +168,8 @@ for mine, other in zip(straight.get_weights(), resumed.get_weights(), strict=Tru
 """
 ## Where to go from here
 
-* `ema=kgo.EMA(0.999)` averages the weights once per optimizer step, whatever the window.
-* Under `mixed_float16` Keras wraps the optimizer in a loss scale, and an overflow is dropped from
-  the window in the same way.
-* A variable that gets a gradient in one micro-batch only moves by its mean over the whole window.
+* `ema=kgo.EMA(0.999)` averages the weights once per optimizer step, for any length of the window.
+* Under `mixed_float16` Keras wraps the optimizer in a `LossScaleOptimizer`. If a micro-batch
+  overflows, the window leaves it out in the same way.
+* If a variable gets a gradient in only one micro-batch, it moves by the mean over the whole window.
 """

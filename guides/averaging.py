@@ -2,12 +2,14 @@
 Title: Averaging weights
 Description: Validate, stop early, save and predict with averages of the weights; resume exactly.
 
-## What we want
+## What you will learn
 
-Late in training the weights hop around a good place instead of sitting in it. The average of where
-they were is often better than where they are, and it costs one copy of the weights. Here a network
-that knows CIFAR-10 learns to tell clothes apart from 300 pictures, at a high rate that is never
-lowered.
+You will average the weights of a model while it trains, validate and predict with the averages,
+save them to a file, and resume the run with both weights and averages.
+
+Late in training the weights jump around a good place instead of settling in it. Their average is
+often better than the last weights, and it costs one copy of them. Here a network that was trained
+on CIFAR-10 learns to tell clothes apart from 300 pictures, at a high rate that never falls.
 
 Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch`; nothing below changes.
 """
@@ -26,7 +28,7 @@ data = np.load(assets / "fashion_mini.npz")
 
 
 def prepare(images):
-    """Pad to 32 x 32, scale to [0, 1] and repeat the grey channel."""
+    """Pads pictures to 32 × 32, scales them to [0, 1] and repeats the grey channel."""
     padded = np.pad(images, ((0, 0), (2, 2), (2, 2))).astype("float32") / 255
     return np.repeat(padded[..., None], 3, axis=-1)
 
@@ -38,9 +40,10 @@ x_val, y_val, x_test, y_test = x_test[:200], y_test[:200], x_test[200:], y_test[
 """
 ## An optimizer that averages
 
-`kgo.EMA(momentum)` is an exponential moving average over *optimizer steps*; at 0.9 it looks back
-over some ten of them. `warmup=True` lets it forget the first weights sooner. `kgo.SWA(every=...)`
-is an equal average instead. The optimizer trains as it would without: nothing reads the averages.
+`kgo.EMA(momentum)` is an exponential moving average over *optimizer steps*. A momentum of 0.9
+averages about the last ten steps. With `warmup=True` it forgets the first weights sooner.
+`kgo.SWA(every=...)` is an equal average instead. Averaging does not change the training, because
+nothing in a training step reads the averages.
 """
 
 
@@ -48,8 +51,8 @@ def make_model():
     keras.utils.set_random_seed(0)
     pretrained = keras.saving.load_model(assets / "resnet8_cifar10.keras", compile=False)
     backbone = keras.Model(pretrained.input, pretrained.get_layer("flatten").output, name="resnet8")
-    pictures = keras.Input((32, 32, 3))
-    model = keras.Model(pictures, keras.layers.Dense(10, name="head")(backbone(pictures)))
+    head = keras.layers.Dense(10, name="head")
+    model = keras.Sequential([keras.Input((32, 32, 3)), backbone, head])
     optimizer = kgo.GroupedOptimizer(
         groups=[kgo.Group("backbone", "resnet8", learning_rate_ratio=0.3)],
         model=model,
@@ -68,20 +71,22 @@ def make_model():
 """
 ## Batch normalization needs care
 
-Its moving statistics belong to the weights they were measured with; the averages need their own.
-`kgo.UseAveragedWeights()` averages the statistics too, once per epoch. Here that will not do: the
-statistics move by a hundredth per step, and 60 steps are few. So we let it measure them anew, for
-the averages, on the training pictures before each validation: `batch_norm=x_train`.
+The moving statistics of `BatchNormalization` belong to the weights that they were measured with, so
+the averages need their own. By default `kgo.UseAveragedWeights()` averages the statistics too, once
+per epoch. That is not enough here: the statistics move by a hundredth per step, and the run has
+only 60 steps. With `batch_norm=x_train` the callback measures them for the averages, on the
+training pictures, before each validation.
 
 ## Train, and validate with the averages
 
-While `fit` validates, the averages are in the weights' place; then the weights are back, bit for
-bit, whatever happens. `EarlyStopping` would restore what was validated: the averages of the best
-epoch. The `ModelCheckpoint` passed to `UseAveragedWeights` sees the averages too, so the best
-*averaged* model gets a file of its own.
+While `fit` validates, the averages take the place of the weights. Afterwards the weights come back
+bit for bit, even if the validation fails. `EarlyStopping(restore_best_weights=True)` would restore
+what was validated, so the averages of the best epoch.
 
-The other `ModelCheckpoint` sees the weights, as everything outside of `UseAveragedWeights` does.
-Its file holds weights *and* averages, and is the one to resume from.
+The `ModelCheckpoint` that we pass to `UseAveragedWeights` sees the averages too, so it writes the
+best *averaged* model to a file. The other `ModelCheckpoint` sees the weights, as everything outside
+of `UseAveragedWeights` does. Its file holds weights *and* averages. Use this file to resume the
+run.
 """
 
 model = make_model()
@@ -102,10 +107,10 @@ history = model.fit(
 print("validated with the averages:", [f"{value:.3f}" for value in history["val_accuracy"]])
 
 """
-## The averages for a while
+## Use the averages for a while
 
-A `with` block does the same by hand, for whatever you like: `evaluate`, `predict`, `export`. What
-`kgo.update_batch_norm` measures within it is undone at its end with the rest.
+A `with` block does the same by hand. You can call `evaluate`, `predict` or `export` in it. If you
+call `kgo.update_batch_norm` in the block, its end restores the statistics too.
 """
 
 
@@ -113,34 +118,40 @@ def score(model):
     return model.evaluate(x_test, y_test, verbose=0, return_dict=True)
 
 
+def has_weights(model, weights):
+    return all(map(np.array_equal, model.get_weights(), weights))
+
+
 raw = model.get_weights()
 weights_score = score(model)
 with kgo.averaged_weights(model):
     average_score = score(model)
-assert all(np.array_equal(old, new) for old, new in zip(raw, model.get_weights(), strict=True))
+assert has_weights(model, raw)
 print("weights, moving statistics:   ", weights_score)
 print("averages, measured statistics:", average_score)
 assert average_score["accuracy"] > weights_score["accuracy"]
 
 """
-Much of that is due to the statistics, which can be measured for the weights as well. What is left
+Much of the gain is due to the statistics, which you can measure for the weights as well. The rest
 is due to averaging:
 """
 
 kgo.update_batch_norm(model, x_train)
-print("weights, measured statistics: ", score(model))
+measured_score = score(model)
+print("weights, measured statistics: ", measured_score)
+assert measured_score["accuracy"] > weights_score["accuracy"]
 
 """
-## Which file is for what
+## Choose the file
 
-| to | save | load |
+| You want to | save by | load by |
 | --- | --- | --- |
 | resume the run | `model.save`, `ModelCheckpoint`, `kgo.BackupAndRestore` | `load_model` |
 | use the averages | `kgo.save_averaged`, `ModelCheckpoint` in `UseAveragedWeights` | `load_model` |
-| start anew from a run's averages | as for resuming | `kgo.load_averages` |
+| start a new run from the averages | the same way as to resume | `kgo.load_averages` |
 
-A file saved while the averages are in place holds no optimizer state: moments beside weights they
-never saw would make a resumed run another one.
+If you save a model while the averages are in place, the file holds no optimizer state. The moments
+belong to the weights, so a run resumed from moments and averages would be a different run.
 """
 
 export = keras.saving.load_model(averaged)
@@ -149,7 +160,7 @@ print("best averaged model:", score(export))
 
 resumed = keras.saving.load_model(run)
 assert int(resumed.optimizer.iterations) == 60
-assert all(np.array_equal(old, new) for old, new in zip(raw, resumed.get_weights(), strict=True))
+assert has_weights(resumed, raw)
 with kgo.averaged_weights(resumed):
     np.testing.assert_allclose(score(resumed)["loss"], average_score["loss"], rtol=1e-4)
 
@@ -160,10 +171,11 @@ np.testing.assert_allclose(score(fresh)["loss"], average_score["loss"], rtol=1e-
 """
 ## Where to go from here
 
-* `use_ema=True` is Keras' own way: `fit` ends by writing the averages into the weights, so the next
-  `fit` starts from them. With `ema=` three times `fit(epochs=1)` is `fit(epochs=3)`.
-* `kgo.EMA(every=..., start=...)` and schedules as momentum count optimizer steps, also where
-  gradients are accumulated over micro-batches.
-* `EarlyStopping(restore_best_weights=True)` beside `UseAveragedWeights` leaves the model with the
-  averages of the best epoch.
+* Keras' own argument `use_ema=True` works as in Keras: `fit` ends by writing the averages into the
+  weights, so the next `fit` starts from them. With `ema=`, `fit(epochs=1)` three times is the same
+  as `fit(epochs=3)`.
+* `kgo.EMA(every=..., start=...)` and a schedule as momentum count optimizer steps, also if you
+  accumulate gradients over micro-batches.
+* If you use `EarlyStopping(restore_best_weights=True)` beside `UseAveragedWeights`, the model ends
+  with the averages of the best epoch.
 """

@@ -5,6 +5,7 @@ Operation by operation those of Keras, so that the numbers are the same to the b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from keras import ops
@@ -47,7 +48,7 @@ def rmsprop_step(
     optimizer: Any,
     gradient: Tensor,
     variable: Any,
-    slots: tuple[Any, Any, Any],
+    slots: Sequence[Any],
     learning_rate: Tensor,
     hyperparameters: tuple[Any, Any, Any],
 ) -> None:
@@ -59,11 +60,11 @@ def rmsprop_step(
         optimizer: The optimizer, whose `assign` is used.
         gradient: The gradient.
         variable: The variable.
-        slots: `v`, `m`, and `a` or `None` where it is not centered; variables.
+        slots: The variables `v` and `m`, and `a` if it is centered.
         learning_rate: The rate η, a scalar.
         hyperparameters: ρ, μ and ε, numbers or scalars.
     """
-    velocity, momentum, average = slots
+    velocity, momentum, *averages = slots
     rho, share, epsilon = hyperparameters
     rate = ops.cast(learning_rate, variable.dtype)
     gradient = ops.cast(gradient, variable.dtype)
@@ -72,9 +73,8 @@ def rmsprop_step(
         return ops.add(ops.multiply(rho, slot), ops.multiply(1 - rho, value))
 
     optimizer.assign(velocity, mean(velocity, ops.square(gradient)))
-    if average is None:
-        denominator = ops.add(velocity, epsilon)
-    else:
+    denominator = ops.add(velocity, epsilon)
+    for average in averages:
         optimizer.assign(average, mean(average, gradient))
         denominator = velocity - ops.square(average) + epsilon
     increment = ops.divide(ops.multiply(rate, gradient), ops.sqrt(denominator))

@@ -5,6 +5,7 @@ Foreach function by foreach function those of Keras, so that the numbers are the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -40,7 +41,7 @@ def rmsprop_step(
     optimizer: Any,
     gradient: Tensor,
     variable: Any,
-    slots: tuple[Any, Any, Any],
+    slots: Sequence[Any],
     learning_rate: Tensor,
     hyperparameters: tuple[Any, Any, Any],
 ) -> None:
@@ -48,11 +49,11 @@ def rmsprop_step(
     del optimizer
     rho, share, epsilon = hyperparameters
     weights, gradients = [variable.value], [gradient]
-    velocities, momentums, averages = ([slot.value] if slot is not None else [] for slot in slots)
+    velocities, momentums, *centers = ([slot.value] for slot in slots)
     torch._foreach_mul_(velocities, rho)
     torch._foreach_add_(velocities, torch._foreach_mul(gradients, gradients), alpha=1 - rho)
     denominators = torch._foreach_add(velocities, epsilon)
-    if averages:
+    for averages in centers:
         torch._foreach_mul_(averages, rho)
         torch._foreach_add_(averages, gradients, alpha=1 - rho)
         torch._foreach_add_(denominators, torch._foreach_mul(averages, averages), alpha=-1)

@@ -91,6 +91,15 @@ def check_scalar(name: str, value: Any, *, where: str) -> Any:
     return check_number(name, value, where=where)
 
 
+def optional(check: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a check that also accepts `None`."""
+
+    def check_unless_none(name: str, value: Any, *, where: str) -> Any:
+        return None if value is None else check(name, value, where=where)
+
+    return check_unless_none
+
+
 def check_clipping(
     clipnorm: Any, global_clipnorm: Any, clipvalue: Any, *, where: str
 ) -> tuple[float | None, float | None, float | None]:

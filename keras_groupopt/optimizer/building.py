@@ -13,7 +13,7 @@ from keras_groupopt.optimizer.declaration import Declared
 from keras_groupopt.optimizer.link import Link
 from keras_groupopt.plan import plan as planning
 from keras_groupopt.plan.plan import Plan
-from keras_groupopt.rules import registry
+from keras_groupopt.rules import instances
 from keras_groupopt.step import run_length
 from keras_groupopt.step.built import BuiltOptimizer
 from keras_groupopt.step.measurements import Measurements
@@ -122,7 +122,7 @@ def _make_state(optimizer: Any, link: Link, plan: Plan, variables: list[Any]) ->
                 raise ValueError(run_length.NO_MODEL)
         for planned in plan.groups:
             if planned.group.rule is not None:
-                registry.claim_instance(planned.group.rule, optimizer, planned.group.where)
+                instances.claim_instance(planned.group.rule, optimizer, planned.group.where)
         built.make_variables(optimizer)
         built.digest = checkpoint.protect(optimizer, built)
         if run.measured:

@@ -12,7 +12,7 @@ from keras_groupopt.base.checks import check_number, is_schedule
 from keras_groupopt.plan import resolve
 from keras_groupopt.plan.group import Group
 from keras_groupopt.plan.plan import Defaults
-from keras_groupopt.rules import registry
+from keras_groupopt.rules import instances, making
 from keras_groupopt.schedules.from_base import FromBase
 from keras_groupopt.schedules.serialization import is_registered
 from keras_groupopt.selectors import Selector
@@ -44,8 +44,8 @@ def declare(groups: Sequence[Group], defaults: Defaults) -> Declared:
     Raises:
         ValueError: If they contradict each other.
     """
-    registry.check_instances_differ(groups)
-    lifted = tuple(registry.lift_instance(group) for group in groups)
+    instances.check_instances_differ(groups)
+    lifted = tuple(instances.lift_arguments(group) for group in groups)
     resolve.check_declared(lifted, defaults)
     _warn_of_unserializable(lifted, defaults)
     return Declared(lifted, defaults)
@@ -105,7 +105,7 @@ def check_default_rule(rule: Any) -> Any:
             f"`{lifted[0]}` must be given to GroupedOptimizer itself. Received: {rule!r} as its "
             f"default rule. Use `GroupedOptimizer({lifted[0]}=...)`."
         )
-    registry.check_rule(rule, "GroupedOptimizer")
+    making.check_rule(rule, "GroupedOptimizer")
     return rule
 
 

@@ -12,7 +12,7 @@ from keras_groupopt.optimizer.declaration import Declared
 from keras_groupopt.plan import plan as planning
 from keras_groupopt.plan.plan import Plan
 from keras_groupopt.plan.resolve import plan_from_records, resolve
-from keras_groupopt.rules import registry
+from keras_groupopt.rules import making
 from keras_groupopt.selectors import layer_paths
 from keras_groupopt.selectors.variable_info import VariableCatalog
 from keras_groupopt.step.gradient_rule_state import Wanted
@@ -125,7 +125,7 @@ class Link:
         for planned in plan.groups:
             ruled = [v for v in planned.variables if v.position not in overwritten]
             shapes = [(variable.path, variable.shape) for variable in ruled]
-            registry.check_shapes(planned.group.rule, shapes, planned.group.where)
+            making.check_shapes(planned.group.rule, shapes, planned.group.where)
         plan = self.with_gradient_rule(planning.without_decay(plan, overwritten))
         return plan, catalog
 

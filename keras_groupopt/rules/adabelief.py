@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
 
-from keras_groupopt.rules import checks
+from keras_groupopt.base.checks import check_fraction, check_number, check_switch
+from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import bias_correction, rectification, scalar
 from keras_groupopt.rules.update_rule import UpdateRule
 
@@ -18,7 +19,7 @@ Tensor = Any
 _SMALLEST_OF_FLOAT16 = 2.0**-24
 
 
-@keras.saving.register_keras_serializable(package="keras_groupopt")
+@register_rule("adabelief")
 class AdaBelief(UpdateRule):
     """Adam with the variance of gradients around their mean in place of their square.
 
@@ -56,11 +57,10 @@ class AdaBelief(UpdateRule):
             or `amsgrad` is no boolean.
 
     Example:
-        >>> import keras
-        >>> from keras_groupopt.rules import AdaBelief
+        >>> import keras, keras_groupopt as kgo
         >>> weight = keras.Variable([1.0, 2.0])
         >>> gradient = keras.ops.convert_to_tensor([0.5, -0.25])
-        >>> AdaBelief(learning_rate=0.09).apply([gradient], [weight])
+        >>> kgo.AdaBelief(learning_rate=0.09).apply([gradient], [weight])
         >>> [round(float(value), 4) for value in keras.ops.convert_to_numpy(weight)]
         [0.9, 2.1]
 
@@ -69,13 +69,8 @@ class AdaBelief(UpdateRule):
         Gradients", arXiv:2010.07468.
     """
 
-    arguments = (
-        "beta_1",
-        "beta_2",
-        "epsilon",
-        "rectify",
-        "amsgrad",
-    )
+    slots: ClassVar = {"_momentums": "momentum", "_variances": "variance"}
+    fused_slots = (*slots, "_largest")
 
     def __init__(
         self,
@@ -87,25 +82,12 @@ class AdaBelief(UpdateRule):
         amsgrad: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        self.beta_1: float = checks.fraction("beta_1", beta_1)
-        self.beta_2: float = checks.fraction("beta_2", beta_2)
-        self.epsilon: float = checks.amount("epsilon", epsilon)
-        self.rectify: bool = checks.switch("rectify", rectify)
-        self.amsgrad: bool = checks.switch("amsgrad", amsgrad)
+        super().__init__(learning_rate, **kwargs)
+        self._keep(check_fraction, beta_1=beta_1, beta_2=beta_2)
+        self._keep(check_number, epsilon=epsilon)
+        self._keep(check_switch, rectify=rectify, amsgrad=amsgrad)
 
-    def build(self, variables: Sequence[Any]) -> None:
-        """Create the moments of each variable.
-
-        Args:
-            variables: The trainable variables, as `keras.Variable`s of any shape.
-        """
-        if self.built:
-            return
-        super().build(variables)
-        self._momentums, self._variances = self.add_optimizer_variables(
-            variables, ["momentum", "variance"]
-        )
+    def _build_more(self, variables: Sequence[Any]) -> None:
         if self.amsgrad:
             self._largest = self.add_optimizer_variables(variables, "largest_variance")
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 from keras import ops
 
 from keras_groupopt.base import compat
-from keras_groupopt.rules import checks
+from keras_groupopt.base.checks import check_negative, check_number, check_positive, check_switch
+from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.update_rule import UpdateRule
 
 Tensor = Any
 
 
-@keras.saving.register_keras_serializable(package="keras_groupopt")
+@register_rule("adafactor")
 class Adafactor(UpdateRule):
     """Adaptive steps of bounded size, with a memory of a row and a column per matrix.
 
@@ -65,11 +65,10 @@ class Adafactor(UpdateRule):
             `clip_threshold` or `relative_limit` is 0, or a switch is no boolean.
 
     Example:
-        >>> import keras
-        >>> from keras_groupopt.rules import Adafactor
+        >>> import keras, keras_groupopt as kgo
         >>> weight = keras.Variable([[3.0, 4.0], [4.0, 3.0]])
         >>> gradient = keras.ops.convert_to_tensor([[0.5, -0.5], [0.5, -0.5]])
-        >>> Adafactor(learning_rate=0.1, scale_parameter=False).apply([gradient], [weight])
+        >>> kgo.Adafactor(learning_rate=0.1, scale_parameter=False).apply([gradient], [weight])
         >>> [round(float(value), 4) for value in keras.ops.convert_to_numpy(weight).ravel()]
         [2.9, 4.1, 3.9, 3.1]
 
@@ -77,16 +76,6 @@ class Adafactor(UpdateRule):
         Shazeer & Stern 2018, "Adafactor: Adaptive Learning Rates with Sublinear Memory Cost",
         arXiv:1804.04235.
     """
-
-    arguments = (
-        "beta_2_decay",
-        "epsilon_1",
-        "epsilon_2",
-        "clip_threshold",
-        "relative_step",
-        "scale_parameter",
-        "relative_limit",
-    )
 
     def __init__(
         self,
@@ -100,24 +89,13 @@ class Adafactor(UpdateRule):
         relative_limit: float = 0.01,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        self.beta_2_decay: float = checks.below_zero("beta_2_decay", beta_2_decay)
-        self.epsilon_1: float = checks.amount("epsilon_1", epsilon_1)
-        self.epsilon_2: float = checks.amount("epsilon_2", epsilon_2)
-        self.clip_threshold: float = checks.positive("clip_threshold", clip_threshold)
-        self.relative_step: bool = checks.switch("relative_step", relative_step)
-        self.scale_parameter: bool = checks.switch("scale_parameter", scale_parameter)
-        self.relative_limit: float = checks.positive("relative_limit", relative_limit)
+        super().__init__(learning_rate, **kwargs)
+        self._keep(check_negative, beta_2_decay=beta_2_decay)
+        self._keep(check_number, epsilon_1=epsilon_1, epsilon_2=epsilon_2)
+        self._keep(check_positive, clip_threshold=clip_threshold, relative_limit=relative_limit)
+        self._keep(check_switch, relative_step=relative_step, scale_parameter=scale_parameter)
 
-    def build(self, variables: Sequence[Any]) -> None:
-        """Create the means of rows and columns, or the second moment, of each variable.
-
-        Args:
-            variables: The trainable variables, as `keras.Variable`s of any shape.
-        """
-        if self.built:
-            return
-        super().build(variables)
+    def _build_more(self, variables: Sequence[Any]) -> None:
         self._rows: list[Any] = []
         self._columns: list[Any] = []
         self._velocities: list[Any] = []

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-import keras
 from keras import ops
 
 from keras_groupopt.base import compat
-from keras_groupopt.rules import checks
+from keras_groupopt.base.checks import check_fraction, check_number, check_switch
+from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import bias_correction, scalar
 from keras_groupopt.rules.update_rule import UpdateRule
 
 Tensor = Any
 
 
-@keras.saving.register_keras_serializable(package="keras_groupopt")
+@register_rule("adan")
 class Adan(UpdateRule):
     """Adaptive Nesterov momentum: moments of the gradient and of its change since the last step.
 
@@ -58,10 +58,9 @@ class Adan(UpdateRule):
             is no boolean.
 
     Example:
-        >>> import keras
-        >>> from keras_groupopt.rules import Adan
+        >>> import keras, keras_groupopt as kgo
         >>> weight = keras.Variable([1.0, 2.0])
-        >>> optimizer = Adan(learning_rate=0.1)
+        >>> optimizer = kgo.Adan(learning_rate=0.1)
         >>> for gradient in ([0.5, -0.25], [0.5, -0.25]):
         ...     optimizer.apply([keras.ops.convert_to_tensor(gradient)], [weight])
         >>> [round(float(value), 4) for value in keras.ops.convert_to_numpy(weight)]
@@ -72,13 +71,13 @@ class Adan(UpdateRule):
         Models", arXiv:2208.06677.
     """
 
-    arguments = (
-        "beta_1",
-        "beta_2",
-        "beta_3",
-        "epsilon",
-        "no_prox",
-    )
+    slots: ClassVar = {
+        "_momentums": "momentum",
+        "_differences": "difference",
+        "_velocities": "velocity",
+        "_last_gradients": "last_gradient",
+    }
+    fused_slots = (*slots, "_started")
 
     def __init__(
         self,
@@ -90,31 +89,15 @@ class Adan(UpdateRule):
         no_prox: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        self.beta_1: float = checks.fraction("beta_1", beta_1)
-        self.beta_2: float = checks.fraction("beta_2", beta_2)
-        self.beta_3: float = checks.fraction("beta_3", beta_3)
-        self.epsilon: float = checks.amount("epsilon", epsilon)
-        self.no_prox: bool = checks.switch("no_prox", no_prox)
+        super().__init__(learning_rate, **kwargs)
+        self._keep(check_fraction, beta_1=beta_1, beta_2=beta_2, beta_3=beta_3)
+        self._keep(check_number, epsilon=epsilon)
+        self._keep(check_switch, no_prox=no_prox)
         self._prox: _Prox = _Prox()
 
-    def build(self, variables: Sequence[Any]) -> None:
-        """Create the moments, the last gradient and its mark, of each variable.
-
-        Args:
-            variables: The trainable variables, as `keras.Variable`s of any shape.
-        """
-        if self.built:
-            return
-        super().build(variables)
-        names = ["momentum", "difference", "velocity", "last_gradient"]
-        slots = self.add_optimizer_variables(variables, names)
-        self._momentums, self._differences, self._velocities, self._last_gradients = slots
-        # Whether there is a last gradient: a variable may come without one in the first steps.
-        self._started = [
-            None if slot is None else self.add_variable((), dtype="float32", name="started")
-            for slot in self._momentums
-        ]
+    def _build_more(self, variables: Sequence[Any]) -> None:
+        # Whether there is a last gradient: a variable may have none in the first steps.
+        self._started = self._add_scalars(self._momentums, "started")
         if self.weight_decay is not None:
             self._prox.decayed = tuple(compat.is_decayed(self, v) for v in variables)
 

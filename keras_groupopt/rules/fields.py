@@ -1,16 +1,16 @@
 """Scalar arguments of a rule that are schedules over optimizer steps: `rule("adam", beta_1=...)`.
 
-A rule keeps its arguments as attributes, which it reads when it updates. Those that are schedules
-hold the schedule's first value while the rule is made, and its present value during a step.
+A rule keeps its arguments as attributes, which it reads when it updates. An attribute that a
+schedule drives holds the schedule's first value while the rule is made, and its present value
+during a step.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -24,35 +24,40 @@ from keras_groupopt.schedules.horizon import end_of, horizon
 
 Tensor = Any
 
-# Shapes that some rules treat apart.
+# Some rules treat matrices, vectors and other shapes in different ways.
 _SHAPES = ((2, 2), (2,), (2, 2, 2))
-# Optimizer steps of a run that is long, and of one for schedules that never settle.
+# Optimizer steps of a long run, and of one for schedules that never settle.
 _LONG, _UNSETTLED = 2**30, 10_000
-# Where the values of a schedule are tried.
+# The values of a schedule are checked at these shares of its length.
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-# While a step is being compiled a schedule gives no number.
+# A schedule gives no numbers while a step is being compiled, so that they are kept.
 _values: weakref.WeakKeyDictionary[Any, dict[float, float]] = weakref.WeakKeyDictionary()
 
 
 def scheduled(rule: RuleSpec) -> dict[str, Any]:
     """Returns the arguments of a rule that are schedules, by name."""
-    given = rule.arguments if rule.config is None else rule.config
-    return {name: value for name, value in given.items() if is_schedule(value)}
+    return {name: value for name, value in _given(rule).items() if is_schedule(value)}
 
 
-def with_numbers(arguments: Mapping[str, Any], share: float = 0.0) -> dict[str, Any]:
-    """Returns arguments with each schedule replaced by its value at a share of its length."""
+def with_numbers(rule: RuleSpec, share: float = 0.0) -> dict[str, Any]:
+    """Returns a rule's arguments with each schedule replaced by its value at a share of its length.
+
+    The share is 0 at the start and 1 at the end. Default: 0.0.
+    """
     return {
-        name: value_of(value, share) if is_schedule(value) else value
-        for name, value in arguments.items()
+        name: _value_of(value, share) if is_schedule(value) else value
+        for name, value in _given(rule).items()
     }
 
 
-def value_of(schedule: Any, share: float) -> float:
-    """Returns a schedule's value at a share of its length, from 0 at the start to 1 at the end."""
+def _given(rule: RuleSpec) -> Mapping[str, Any]:
+    return rule.arguments if rule.config is None else rule.config
+
+
+def _value_of(schedule: Any, share: float) -> float:
     known = _values.setdefault(schedule, {})
     if share not in known:
-        # Of any run: where it ends matters to no share of it.
+        # A share of the length is the same share of any run, whatever the run's length.
         with horizon(_LONG):
             end = end_of(schedule)
             step = round((_UNSETTLED if end is None else end) * share)
@@ -75,7 +80,7 @@ class ScheduledFields:
 
     @contextlib.contextmanager
     def at(self, step: Tensor) -> Iterator[None]:
-        """Gives each its value at `step` within the context.
+        """Returns a context in which each argument has its value at `step`.
 
         Args:
             step: The optimizer step, an integer scalar.
@@ -84,64 +89,82 @@ class ScheduledFields:
             name: ops.cast(schedule(step), "float32") for name, schedule in self._schedules.items()
         }
         try:
-            self._set(values)
+            _set(self._instance, values)
             yield
         finally:
             # A traced value must not outlive its trace.
-            self._set(self._numbers)
+            _set(self._instance, self._numbers)
 
-    def _set(self, values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            # Keras would look for state in what is set.
-            object.__setattr__(self._instance, name, value)
+
+def _set(instance: Any, values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        # Keras' own `__setattr__` would look for state in the value.
+        object.__setattr__(instance, name, value)
 
 
 def check_fields(
-    rule: RuleSpec, make: Any, parameters: Mapping[str, inspect.Parameter], where: str
+    rule: RuleSpec,
+    make: Callable[[], Any],
+    parameters: Mapping[str, inspect.Parameter],
+    where: str,
 ) -> None:
     """Tries the schedules of a rule on small variables, as a compiled step would.
 
     Args:
         rule: The rule.
         make: Returns a new optimizer for it.
-        parameters: What its class takes.
+        parameters: The parameters of its class.
         where: The group's name, for errors.
 
     Raises:
-        ValueError: If the rule does not read one while it updates, so that it would drive nothing.
-        TypeError: If the rule needs a number there.
+        ValueError: If the rule does not read an argument while it updates, so that the schedule
+            would drive nothing.
+        TypeError: If the rule needs a number for an argument.
     """
     schedules = scheduled(rule)
     if not schedules:
         return
     instance = make()
+    shapes = [shape for shape in _SHAPES if _error_of_step(make, shape) is None]
     for name, schedule in schedules.items():
-        if not hasattr(instance, name):
-            raise ValueError(_drives_nothing(rule, name, schedule, where))
-        number = getattr(instance, name)
+        received = f"Received: {name}={type(schedule).__name__}(...) in {where}"
+        must_be_number = f"`{name}` must be a number for the rule {rule.label!r}. {received}"
+        number = getattr(instance, name, 0.0)
         default = parameters[name].default if name in parameters else number
         if isinstance(default, bool) or not isinstance(number, (int, float)):
-            raise TypeError(_not_scheduled(rule, name, schedule, where, "it is no quantity"))
-    found = [_fields_read(make, schedules, shape, rule, where) for shape in _SHAPES]
-    tried = [read for read in found if read is not None]
-    for name, schedule in schedules.items():
-        if tried and not any(name in read for read in tried):
-            raise ValueError(_drives_nothing(rule, name, schedule, where))
+            raise TypeError(f"{must_be_number}: it is no quantity.")
+        # A step that succeeds without the attribute does not read it.
+        is_read = hasattr(type(instance), name) or (
+            hasattr(instance, name)
+            and (not shapes or any(_error_of_step(make, s, without=name) for s in shapes))
+        )
+        if not is_read:
+            raise ValueError(
+                f"A schedule must drive something. {received}, whose rule {rule.label!r} does not "
+                f"read `{name}` when it updates. Give a number."
+            )
+        for shape in shapes:
+            error = _error_of_step(make, shape, {name: schedule})
+            if error is not None:
+                reason = str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
+                raise TypeError(f"{must_be_number}: {reason}.") from error
 
 
-def _fields_read(
-    make: Any, schedules: Mapping[str, Any], shape: tuple[int, ...], rule: RuleSpec, where: str
-) -> set[str] | None:
-    """Returns which fields a rule reads for a variable of a shape; `None` if it takes none such."""
-    read: set[str] = set()
+def _error_of_step(
+    make: Callable[[], Any],
+    shape: tuple[int, ...],
+    schedules: Mapping[str, Any] | None = None,
+    without: str | None = None,
+) -> Exception | None:
+    """Traces a step of a new optimizer for a variable of a shape, and returns its error, if any."""
 
-    def one_step(scheduled: Mapping[str, Any]) -> None:
+    def one_step() -> None:
         variable = keras.Variable(np.full(shape, 0.5, "float32"))
         instance = make()
         instance.build([variable])
-        _watch(instance, frozenset(schedules), read)
-        fields = ScheduledFields(instance, scheduled)
-        read.clear()
+        fields = ScheduledFields(instance, schedules or {})
+        if without is not None:
+            object.__delattr__(instance, without)
 
         def step(count: Tensor) -> None:
             with horizon(_LONG), fields.at(count):
@@ -150,40 +173,7 @@ def _fields_read(
         backend.trace(step)
 
     try:
-        backend.outside_strategy(lambda: one_step({}))
-    except Exception:
-        return None
-    for name, schedule in schedules.items():
-        try:
-            backend.outside_strategy(functools.partial(one_step, {name: schedule}))
-        except Exception as error:
-            reason = str(error).strip().split("\n")[0].split(". ")[0].rstrip(".")
-            raise TypeError(_not_scheduled(rule, name, schedule, where, reason)) from error
-    return read
-
-
-def _watch(instance: Any, names: frozenset[str], read: set[str]) -> None:
-    """Notes which of some attributes are read."""
-    cls: Any = type(instance)
-
-    def get(self: Any, name: str) -> Any:
-        if name in names:
-            read.add(name)
-        return cls.__getattribute__(self, name)
-
-    object.__setattr__(instance, "__class__", type(cls.__name__, (cls,), {"__getattribute__": get}))
-
-
-def _drives_nothing(rule: RuleSpec, name: str, schedule: Any, where: str) -> str:
-    return (
-        f"A schedule must drive something. Received: {name}={type(schedule).__name__}(...) in "
-        f"{where}, whose rule {rule.label!r} does not read `{name}` when it updates. Give a "
-        "number."
-    )
-
-
-def _not_scheduled(rule: RuleSpec, name: str, schedule: Any, where: str, reason: str) -> str:
-    return (
-        f"`{name}` must be a number for the rule {rule.label!r}. Received: "
-        f"{name}={type(schedule).__name__}(...) in {where}: {reason}."
-    )
+        backend.outside_strategy(one_step)
+    except Exception as error:
+        return error
+    return None

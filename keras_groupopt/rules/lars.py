@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-import keras
 from keras import ops
 
-from keras_groupopt.rules import checks
+from keras_groupopt.base.checks import check_fraction, check_number, check_positive, check_switch
+from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.update_rule import UpdateRule
 
 Tensor = Any
 
 
-@keras.saving.register_keras_serializable(package="keras_groupopt")
+@register_rule("lars")
 class LARS(UpdateRule):
     """Layer-wise adaptive rate scaling: SGD with momentum and one trust ratio per variable.
 
@@ -51,11 +50,10 @@ class LARS(UpdateRule):
             is negative or not finite, or `nesterov` is no boolean.
 
     Example:
-        >>> import keras
-        >>> from keras_groupopt.rules import LARS
+        >>> import keras, keras_groupopt as kgo
         >>> weight = keras.Variable([3.0, 4.0])
         >>> gradient = keras.ops.convert_to_tensor([0.0, 10.0])
-        >>> LARS(learning_rate=1.0, trust_coefficient=0.1).apply([gradient], [weight])
+        >>> kgo.LARS(learning_rate=1.0, trust_coefficient=0.1).apply([gradient], [weight])
         >>> [round(float(value), 4) for value in keras.ops.convert_to_numpy(weight)]
         [3.0, 3.5]
 
@@ -63,12 +61,7 @@ class LARS(UpdateRule):
         You et al. 2017, "Large Batch Training of Convolutional Networks", arXiv:1708.03888.
     """
 
-    arguments = (
-        "momentum",
-        "trust_coefficient",
-        "epsilon",
-        "nesterov",
-    )
+    slots: ClassVar = {"_velocities": "velocity"}
 
     def __init__(
         self,
@@ -79,22 +72,11 @@ class LARS(UpdateRule):
         nesterov: bool = False,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        self.momentum: float = checks.fraction("momentum", momentum)
-        self.trust_coefficient: float = checks.positive("trust_coefficient", trust_coefficient)
-        self.epsilon: float = checks.amount("epsilon", epsilon)
-        self.nesterov: bool = checks.switch("nesterov", nesterov)
-
-    def build(self, variables: Sequence[Any]) -> None:
-        """Create the velocity of each variable.
-
-        Args:
-            variables: The trainable variables, as `keras.Variable`s of any shape.
-        """
-        if self.built:
-            return
-        super().build(variables)
-        self._velocities = self.add_optimizer_variables(variables, "velocity")
+        super().__init__(learning_rate, **kwargs)
+        self._keep(check_fraction, momentum=momentum)
+        self._keep(check_positive, trust_coefficient=trust_coefficient)
+        self._keep(check_number, epsilon=epsilon)
+        self._keep(check_switch, nesterov=nesterov)
 
     def _update(
         self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 from keras import ops
 
 from keras_groupopt import backend
 from keras_groupopt.base import compat
-from keras_groupopt.base.checks import is_schedule
+from keras_groupopt.base.checks import check_count, check_share, is_schedule
 from keras_groupopt.plan.group import LIFTED, RuleSpec, as_rule
-from keras_groupopt.rules import checks, registry
+from keras_groupopt.rules.making import make_rule
+from keras_groupopt.rules.registry import register_rule, rule_class
 from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.serialization import deserialize_rule, serialize_rule
 from keras_groupopt.rules.update_rule import UpdateRule
@@ -22,7 +23,7 @@ Tensor = Any
 _WHERE = "Lookahead"
 
 
-@keras.saving.register_keras_serializable(package="keras_groupopt")
+@register_rule("lookahead")
 class Lookahead(UpdateRule):
     """Lets a rule go k steps ahead, then goes a part of the way after it, and starts it from there.
 
@@ -56,10 +57,9 @@ class Lookahead(UpdateRule):
         TypeError: `rule` is an optimizer instance, or no rule at all.
 
     Example:
-        >>> import keras
-        >>> from keras_groupopt.rules import Lookahead
+        >>> import keras, keras_groupopt as kgo
         >>> weight = keras.Variable([1.0])
-        >>> optimizer = Lookahead(learning_rate=0.1, rule="sgd", sync_period=2)
+        >>> optimizer = kgo.Lookahead(learning_rate=0.1, rule="sgd", sync_period=2)
         >>> for _ in range(2):
         ...     optimizer.apply([keras.ops.convert_to_tensor([1.0])], [weight])
         >>> [round(float(value), 4) for value in keras.ops.convert_to_numpy(weight)]
@@ -77,35 +77,20 @@ class Lookahead(UpdateRule):
         slow_step_size: float = 0.5,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        self.sync_period: int = checks.count("sync_period", sync_period, least=1)
-        self.slow_step_size: float = checks.share("slow_step_size", slow_step_size)
+        super().__init__(learning_rate, **kwargs)
+        self._keep(functools.partial(check_count, least=1), sync_period=sync_period)
+        self._keep(check_share, slow_step_size=slow_step_size)
         self._ahead: _Ahead = _Ahead(_checked_rule(rule))
 
-    def build(self, variables: Sequence[Any]) -> None:
-        """Create the rule's state and the slow weights of each variable.
-
-        Args:
-            variables: The trainable variables, as `keras.Variable`s of a shape that `rule` takes.
-        """
-        if self.built:
-            return
-        super().build(variables)
-        optimizer = registry.make_rule(self._ahead.rule, 0.0, _WHERE)
+    def _build_more(self, variables: Sequence[Any]) -> None:
+        optimizer = make_rule(self._ahead.rule, 0.0, _WHERE)
         optimizer = backend.without_reduction(optimizer)
         optimizer.name = self.name
         optimizer.build(list(variables))
         compat.share_counter(optimizer, self)
         compat.track_all_state(optimizer)
         self._ahead.optimizer = optimizer
-        self._slow_weights = [
-            None
-            if compat.overwritten_by_gradient(variable)
-            else self.add_variable_from_reference(
-                variable, name="slow", initializer=backend.copy_of(variable)
-            )
-            for variable in variables
-        ]
+        self._slow_weights = self._add_copies(variables, "slow")
         # The rule's state is ours, under the names of its attributes, and is saved once.
         for name, state in compat.state_attributes(optimizer).items():
             setattr(self, name, state)
@@ -120,7 +105,7 @@ class Lookahead(UpdateRule):
         self, grads: Sequence[Tensor], trainable_variables: Any, learning_rate: Tensor
     ) -> None:
         variables = list(trainable_variables)
-        slow = [self._slow_weights[self._get_variable_index(v)] for v in variables]
+        slow = [self._slow_weights[compat.place_in(self, v)] for v in variables]
         both, size, made = [*slow, *variables], self.slow_step_size, self.iterations
         is_first = ops.equal(made, 0)
         is_due = ops.equal(ops.mod(made + 1, self.sync_period), 0)
@@ -139,13 +124,7 @@ class Lookahead(UpdateRule):
         Returns:
             A dictionary of plain values, from which `from_config` makes an equal optimizer.
         """
-        config: dict[str, Any] = super().get_config()
-        config.update(
-            rule=serialize_rule(self._ahead.rule),
-            sync_period=self.sync_period,
-            slow_step_size=self.slow_step_size,
-        )
-        return config
+        return {**super().get_config(), "rule": serialize_rule(self._ahead.rule)}
 
 
 class _Ahead:
@@ -169,7 +148,7 @@ def _checked_rule(value: Any) -> RuleSpec:
             f"`kgo.rule(...)`. Received: rule={value!r}. An optimizer instance has a rate of its "
             "own; here the rate is that of Lookahead."
         )
-    cls = registry.rule_class(rule, _WHERE)
+    cls = rule_class(rule, _WHERE)
     if issubclass(cls, Lookahead):
         raise ValueError(
             f"`rule` must not itself wrap optimizers. Received: {rule!r} in {_WHERE}. Give the "
@@ -185,7 +164,7 @@ def _checked_rule(value: Any) -> RuleSpec:
             raise ValueError(
                 f"`{name}` of the rule within Lookahead must be a number. Received: {rule!r}."
             )
-    registry.make_rule(rule, 0.0, _WHERE)
+    make_rule(rule, 0.0, _WHERE)
     return rule
 
 
@@ -203,7 +182,3 @@ def _sync(slow: Sequence[Any], variables: Sequence[Any], size: Any) -> None:
         own.assign(new)
         # On JAX a buffer that two variables share could not be donated.
         variable.assign(ops.copy(new))
-
-
-# The registry knows rules by name, and this rule knows the registry.
-registry.OWN_RULES["lookahead"] = Lookahead

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-import keras
 from keras import ops
 
-from keras_groupopt.rules import checks
+from keras_groupopt.base.checks import (
+    check_count,
+    check_finite,
+    check_fraction,
+    check_number,
+    check_positive,
+    check_switch,
+    optional,
+)
+from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.update_rule import UpdateRule
 
 Tensor = Any
 
 
-@keras.saving.register_keras_serializable(package="keras_groupopt")
+@register_rule("muon")
 class Muon(UpdateRule):
     """Moves a matrix along its momentum with all singular values brought near 1.
 
@@ -60,11 +69,10 @@ class Muon(UpdateRule):
             below 1, or `nesterov` is no boolean; at build, if a variable is no matrix.
 
     Example:
-        >>> import keras
-        >>> from keras_groupopt.rules import Muon
+        >>> import keras, keras_groupopt as kgo
         >>> weight = keras.Variable([[1.0, 0.0], [0.0, 1.0]])
         >>> gradient = keras.ops.convert_to_tensor([[8.0, 0.0], [0.0, -2.0]])
-        >>> Muon(learning_rate=0.1, rms_rate=None).apply([gradient], [weight])
+        >>> kgo.Muon(learning_rate=0.1, rms_rate=None).apply([gradient], [weight])
         >>> [round(float(value), 1) for value in keras.ops.convert_to_numpy(weight).diagonal()]
         [0.9, 1.1]
 
@@ -73,16 +81,7 @@ class Muon(UpdateRule):
         steps: Liu et al. 2025, "Muon is Scalable for LLM Training", arXiv:2502.16982.
     """
 
-    arguments = (
-        "momentum",
-        "nesterov",
-        "ns_steps",
-        "muon_a",
-        "muon_b",
-        "muon_c",
-        "rms_rate",
-        "epsilon",
-    )
+    slots: ClassVar = {"_momentums": "momentum"}
 
     def __init__(
         self,
@@ -97,17 +96,13 @@ class Muon(UpdateRule):
         epsilon: float = 1e-7,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        self.momentum: float = checks.fraction("momentum", momentum)
-        self.nesterov: bool = checks.switch("nesterov", nesterov)
-        self.ns_steps: int = checks.count("ns_steps", ns_steps, least=1)
-        self.muon_a: float = checks.finite("muon_a", muon_a)
-        self.muon_b: float = checks.finite("muon_b", muon_b)
-        self.muon_c: float = checks.finite("muon_c", muon_c)
-        self.rms_rate: float | None = None
-        if rms_rate is not None:
-            self.rms_rate = checks.positive("rms_rate", rms_rate)
-        self.epsilon: float = checks.amount("epsilon", epsilon)
+        super().__init__(learning_rate, **kwargs)
+        self._keep(check_fraction, momentum=momentum)
+        self._keep(check_switch, nesterov=nesterov)
+        self._keep(functools.partial(check_count, least=1), ns_steps=ns_steps)
+        self._keep(check_finite, muon_a=muon_a, muon_b=muon_b, muon_c=muon_c)
+        self._keep(optional(check_positive), rms_rate=rms_rate)
+        self._keep(check_number, epsilon=epsilon)
 
     @classmethod
     def check_shapes(cls, shapes: Sequence[tuple[str, Sequence[int]]], where: str) -> None:
@@ -139,12 +134,9 @@ class Muon(UpdateRule):
         Raises:
             ValueError: If one has another rank.
         """
-        if self.built:
-            return
         named = [(getattr(v, "path", v.name), v.shape) for v in variables]
         self.check_shapes(named, where=f'optimizer "{self.name}"')
         super().build(variables)
-        self._momentums = self.add_optimizer_variables(variables, "momentum")
 
     def _update(
         self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-import keras
 import numpy as np
 from keras import ops
 
-from keras_groupopt.rules import checks
+from keras_groupopt.base.checks import check_fraction, check_number
+from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import bias_correction, logarithm, scalar
 from keras_groupopt.rules.update_rule import UpdateRule
 
@@ -20,7 +19,7 @@ Tensor = Any
 _TERMS = np.arange(1, 51)
 
 
-@keras.saving.register_keras_serializable(package="keras_groupopt")
+@register_rule("nadamw")
 class NAdamW(UpdateRule):
     """Adam whose momentum grows from β₁/2 to β₁ and is applied one step ahead.
 
@@ -55,11 +54,10 @@ class NAdamW(UpdateRule):
         ValueError: A beta is not in [0, 1), or another number is negative or not finite.
 
     Example:
-        >>> import keras
-        >>> from keras_groupopt.rules import NAdamW
+        >>> import keras, keras_groupopt as kgo
         >>> weight = keras.Variable([1.0, 2.0])
         >>> gradient = keras.ops.convert_to_tensor([0.5, -0.25])
-        >>> NAdamW(learning_rate=0.1, weight_decay=0.5).apply([gradient], [weight])
+        >>> kgo.NAdamW(learning_rate=0.1, weight_decay=0.5).apply([gradient], [weight])
         >>> [round(float(value), 4) for value in keras.ops.convert_to_numpy(weight)]
         [0.8444, 2.0056]
 
@@ -68,12 +66,8 @@ class NAdamW(UpdateRule):
         arXiv:1711.05101.
     """
 
-    arguments = (
-        "beta_1",
-        "beta_2",
-        "epsilon",
-        "momentum_decay",
-    )
+    slots: ClassVar = {"_momentums": "momentum", "_velocities": "velocity"}
+    fused_slots = tuple(slots)
 
     def __init__(
         self,
@@ -84,24 +78,9 @@ class NAdamW(UpdateRule):
         momentum_decay: float = 0.004,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        self.beta_1: float = checks.fraction("beta_1", beta_1)
-        self.beta_2: float = checks.fraction("beta_2", beta_2)
-        self.epsilon: float = checks.amount("epsilon", epsilon)
-        self.momentum_decay: float = checks.amount("momentum_decay", momentum_decay)
-
-    def build(self, variables: Sequence[Any]) -> None:
-        """Create the two moments of each variable.
-
-        Args:
-            variables: The trainable variables, as `keras.Variable`s of any shape.
-        """
-        if self.built:
-            return
-        super().build(variables)
-        self._momentums, self._velocities = self.add_optimizer_variables(
-            variables, ["momentum", "velocity"]
-        )
+        super().__init__(learning_rate, **kwargs)
+        self._keep(check_fraction, beta_1=beta_1, beta_2=beta_2)
+        self._keep(check_number, epsilon=epsilon, momentum_decay=momentum_decay)
 
     def _update(
         self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str

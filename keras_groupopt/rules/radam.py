@@ -7,20 +7,19 @@ then lets it in by degrees. That is what a warm-up of the learning rate is for, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-import keras
 from keras import ops
 
-from keras_groupopt.rules import checks
+from keras_groupopt.base.checks import check_fraction, check_number
+from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import bias_correction, rectification, scalar
 from keras_groupopt.rules.update_rule import UpdateRule
 
 Tensor = Any
 
 
-@keras.saving.register_keras_serializable(package="keras_groupopt")
+@register_rule("radam")
 class RAdam(UpdateRule):
     """Adam whose adaptive part is switched on, and rectified, as its variance becomes known.
 
@@ -57,11 +56,10 @@ class RAdam(UpdateRule):
             finite.
 
     Example:
-        >>> import keras
-        >>> from keras_groupopt.rules import RAdam
+        >>> import keras, keras_groupopt as kgo
         >>> weight = keras.Variable([1.0, 2.0])
         >>> gradient = keras.ops.convert_to_tensor([0.5, -0.25])
-        >>> optimizer = RAdam(learning_rate=0.1)
+        >>> optimizer = kgo.RAdam(learning_rate=0.1)
         >>> optimizer.apply([gradient], [weight])
         >>> [round(float(value), 4) for value in keras.ops.convert_to_numpy(weight)]
         [0.95, 2.025]
@@ -71,11 +69,8 @@ class RAdam(UpdateRule):
         arXiv:1908.03265.
     """
 
-    arguments = (
-        "beta_1",
-        "beta_2",
-        "epsilon",
-    )
+    slots: ClassVar = {"_momentums": "momentum", "_velocities": "velocity"}
+    fused_slots = tuple(slots)
 
     def __init__(
         self,
@@ -85,23 +80,9 @@ class RAdam(UpdateRule):
         epsilon: float = 1e-8,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        self.beta_1: float = checks.fraction("beta_1", beta_1)
-        self.beta_2: float = checks.fraction("beta_2", beta_2)
-        self.epsilon: float = checks.amount("epsilon", epsilon)
-
-    def build(self, variables: Sequence[Any]) -> None:
-        """Create the two moments of each variable.
-
-        Args:
-            variables: The trainable variables, as `keras.Variable`s of any shape.
-        """
-        if self.built:
-            return
-        super().build(variables)
-        self._momentums, self._velocities = self.add_optimizer_variables(
-            variables, ["momentum", "velocity"]
-        )
+        super().__init__(learning_rate, **kwargs)
+        self._keep(check_fraction, beta_1=beta_1, beta_2=beta_2)
+        self._keep(check_number, epsilon=epsilon)
 
     def corrections(self, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
         """Returns 1 - β₁ᵗ, whether the second moment is trusted, and r √(1 - β₂ᵗ), of this step.

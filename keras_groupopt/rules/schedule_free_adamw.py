@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-import keras
 from keras import ops
 
-from keras_groupopt import backend
-from keras_groupopt.base import compat
-from keras_groupopt.rules import checks
+from keras_groupopt.base.checks import check_count, check_fraction, check_number
+from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import bias_correction, scalar
 from keras_groupopt.rules.update_rule import UpdateRule
 
 Tensor = Any
 
 
-@keras.saving.register_keras_serializable(package="keras_groupopt")
+@register_rule("schedulefreeadamw")
 class ScheduleFreeAdamW(UpdateRule):
     """Adam's second moment, on weights between a fast sequence `z` and its average `x`.
 
@@ -58,11 +57,10 @@ class ScheduleFreeAdamW(UpdateRule):
         ValueError: A beta is not in [0, 1), or another number is negative or not finite.
 
     Example:
-        >>> import keras
-        >>> from keras_groupopt.rules import ScheduleFreeAdamW
+        >>> import keras, keras_groupopt as kgo
         >>> weight = keras.Variable([1.0, 2.0])
         >>> gradient = keras.ops.convert_to_tensor([0.5, -0.25])
-        >>> ScheduleFreeAdamW(learning_rate=0.1).apply([gradient], [weight])
+        >>> kgo.ScheduleFreeAdamW(learning_rate=0.1).apply([gradient], [weight])
         >>> [round(float(value), 4) for value in keras.ops.convert_to_numpy(weight)]
         [0.9, 2.1]
 
@@ -70,14 +68,7 @@ class ScheduleFreeAdamW(UpdateRule):
         Defazio et al. 2024, "The Road Less Scheduled", arXiv:2405.15682.
     """
 
-    arguments = (
-        "beta_1",
-        "beta_2",
-        "epsilon",
-        "warmup_steps",
-        "r",
-        "weight_lr_power",
-    )
+    slots: ClassVar = {"_velocities": "velocity"}
 
     def __init__(
         self,
@@ -90,41 +81,15 @@ class ScheduleFreeAdamW(UpdateRule):
         weight_lr_power: float = 2.0,
         **kwargs: Any,
     ) -> None:
-        super().__init__(learning_rate=learning_rate, **kwargs)
-        self.beta_1: float = checks.fraction("beta_1", beta_1)
-        self.beta_2: float = checks.fraction("beta_2", beta_2)
-        self.epsilon: float = checks.amount("epsilon", epsilon)
-        self.warmup_steps: int = checks.count("warmup_steps", warmup_steps, least=0)
-        self.r: float = checks.amount("r", r)
-        self.weight_lr_power: float = checks.amount("weight_lr_power", weight_lr_power)
+        super().__init__(learning_rate, **kwargs)
+        self._keep(check_fraction, beta_1=beta_1, beta_2=beta_2)
+        self._keep(check_number, epsilon=epsilon, r=r, weight_lr_power=weight_lr_power)
+        self._keep(functools.partial(check_count, least=0), warmup_steps=warmup_steps)
 
-    def build(self, variables: Sequence[Any]) -> None:
-        """Create the fast sequence, the second moment and the sum of weights of each variable.
-
-        Args:
-            variables: The trainable variables, as `keras.Variable`s of any shape.
-        """
-        if self.built:
-            return
-        super().build(variables)
-        self._velocities = self.add_optimizer_variables(variables, "velocity")
-        self._fast = [
-            None
-            if compat.overwritten_by_gradient(variable)
-            else self.add_variable_from_reference(
-                variable, name="fast", initializer=backend.copy_of(variable)
-            )
-            for variable in variables
-        ]
-        self._weight_sums = self._scalars_beside("weight_sum")
-        self._largest_rates = self._scalars_beside("largest_rate")
-
-    def _scalars_beside(self, name: str) -> list[Any]:
-        """Makes one float32 scalar per variable that has slots."""
-        return [
-            None if slot is None else self.add_variable((), dtype="float32", name=name)
-            for slot in self._fast
-        ]
+    def _build_more(self, variables: Sequence[Any]) -> None:
+        self._fast = self._add_copies(variables, "fast")
+        self._weight_sums = self._add_scalars(self._fast, "weight_sum")
+        self._largest_rates = self._add_scalars(self._fast, "largest_rate")
 
     def _update(
         self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str

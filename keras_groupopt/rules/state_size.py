@@ -10,7 +10,7 @@ import numpy as np
 
 from keras_groupopt.plan.plan import Plan, PlannedGroup, PlannedVariable
 from keras_groupopt.rules import slots
-from keras_groupopt.rules.registry import make_rule
+from keras_groupopt.rules.making import make_rule
 
 # Distinct sizes tell which of a variable's dimensions a slot keeps.
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)

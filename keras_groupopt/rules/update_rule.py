@@ -1,58 +1,114 @@
-"""What the rules of this package share: checked numbers, and scalars made once per step."""
+"""The base of this package's rules: checked arguments, slots, and scalars made once per step."""
 
 from __future__ import annotations
 
 import contextlib
 import numbers
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import keras
 from keras import ops
 
-from keras_groupopt.rules import checks
+from keras_groupopt import backend
+from keras_groupopt.base import compat
+from keras_groupopt.base.checks import check_number, check_positive, optional
 
 Tensor = Any
 
-_LIMITS = ("clipnorm", "clipvalue", "global_clipnorm")
+_OPTIONS = {
+    "weight_decay": optional(check_number),
+    "clipnorm": optional(check_positive),
+    "clipvalue": optional(check_positive),
+    "global_clipnorm": optional(check_positive),
+}
 
 
 class UpdateRule(keras.optimizers.Optimizer):
-    """A `keras.optimizers.Optimizer` that a rule of this package is a subclass of.
+    """The base class of this package's rules.
 
-    Slots have the dtype of their variable. The arithmetic is done in float32 at least. A subclass
-    names in `arguments` what its constructor takes beside these, and keeps each under its name.
+    Slots have the dtype of their variable. The arithmetic is done in float32 or wider.
+
+    A subclass checks and keeps the arguments of its constructor by `_keep`, names its slots in
+    `slots`, and defines `_update`.
 
     Args:
         learning_rate: The step size: a number of at least 0, a Keras learning-rate schedule, or a
             callable without arguments.
-        **kwargs: What every Keras optimizer takes.
+        **kwargs: The options of every Keras optimizer.
 
     Raises:
-        ValueError: If a number among them is negative or not finite.
+        ValueError: If a number is out of range.
+        TypeError: If an argument has the wrong type.
     """
 
-    arguments: ClassVar[tuple[str, ...]] = ()
+    # The names of the state variables that each variable has, by attribute.
+    slots: ClassVar[Mapping[str, str]] = {}
+    # The attributes that a fused step takes, in its order; none without a fused step.
+    fused_slots: ClassVar[tuple[str, ...]] = ()
+
     weight_decay: float | None
+    # The names of the constructor's arguments beside those of every Keras optimizer.
+    arguments: tuple[str, ...] = ()
 
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
+        where = type(self).__name__
         if isinstance(learning_rate, numbers.Real):
             # Keras refuses integers and NumPy scalars.
-            learning_rate = checks.amount("learning_rate", learning_rate)
-        if kwargs.get("weight_decay") is not None:
-            kwargs["weight_decay"] = checks.amount("weight_decay", kwargs["weight_decay"])
-        for name in _LIMITS:
-            if kwargs.get(name) is not None:
-                kwargs[name] = checks.positive(name, kwargs[name])
+            learning_rate = check_number("learning_rate", learning_rate, where=where)
+        for name, check in _OPTIONS.items():
+            if name in kwargs:
+                kwargs[name] = check(name, kwargs[name], where=where)
         super().__init__(learning_rate=learning_rate, **kwargs)
         self._this_step: _ThisStep = _ThisStep()
 
+    def _keep(self, check: Callable[..., Any], /, **arguments: Any) -> None:
+        """Checks arguments of the constructor and keeps them, as attributes and in the config."""
+        for name, value in arguments.items():
+            setattr(self, name, check(name, value, where=type(self).__name__))
+        self.arguments = (*self.arguments, *arguments)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates the state of each variable.
+
+        Args:
+            variables: The trainable variables, as `keras.Variable`s.
+        """
+        if self.built:
+            return
+        super().build(variables)
+        made = self.add_optimizer_variables(variables, list(self.slots.values()))
+        for attribute, slot in zip(self.slots, made, strict=True):
+            setattr(self, attribute, slot)
+        self._build_more(variables)
+
+    def _build_more(self, variables: Sequence[Any]) -> None:
+        """Creates the state that is not in `slots`."""
+
+    def _add_scalars(self, slot: Sequence[Any], name: str) -> list[Any]:
+        """Creates a float32 scalar for each variable that has a slot."""
+        return [
+            None if own is None else self.add_variable((), dtype="float32", name=name)
+            for own in slot
+        ]
+
+    def _add_copies(self, variables: Sequence[Any], name: str) -> list[Any]:
+        """Creates a slot that starts as a copy of each variable."""
+        return [
+            None
+            if compat.overwritten_by_gradient(variable)
+            else self.add_variable_from_reference(
+                variable, name=name, initializer=backend.copy_of(variable)
+            )
+            for variable in variables
+        ]
+
     def apply(self, grads: Sequence[Tensor], trainable_variables: Any = None) -> None:
-        """Move all variables by one step.
+        """Moves all variables by one step.
 
         Args:
             grads: One gradient per variable; a variable whose gradient is `None` stays.
-            trainable_variables: The variables, if not all of those the optimizer was built with.
+            trainable_variables: The variables. Default: all that the optimizer was built with.
         """
         self._this_step.scalars = {}
         try:
@@ -79,7 +135,7 @@ class UpdateRule(keras.optimizers.Optimizer):
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Returns a context whose scalars of this step are its own, such as a trace within it."""
+        """Returns a context with scalars of its own, for a trace within the step."""
         shared = self._this_step.scalars
         self._this_step.scalars = {}
         try:
@@ -92,7 +148,7 @@ class UpdateRule(keras.optimizers.Optimizer):
         return ops.cast(self.iterations, dtype) + 1.0
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor arguments.
+        """Returns the constructor arguments.
 
         Returns:
             A dictionary of plain values, from which `from_config` makes an equal optimizer.
@@ -101,36 +157,36 @@ class UpdateRule(keras.optimizers.Optimizer):
         return config | {name: getattr(self, name) for name in self.arguments}
 
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
-        """Move one variable by one step.
+        """Moves one variable by one step.
 
         Args:
             gradient: The gradient, of the variable's shape; on TensorFlow it may be
                 `IndexedSlices`.
-            variable: The variable, one of those the optimizer was built with.
+            variable: A variable that the optimizer was built with.
             learning_rate: The rate of this step, a scalar.
         """
-        index, dtype = self._get_variable_index(variable), self.arithmetic_dtype(variable)
+        index, dtype = compat.place_in(self, variable), self.arithmetic_dtype(variable)
         # Slices become a dense tensor, so that repeated rows are summed before any square.
         dense = ops.cast(ops.reshape(gradient, variable.shape), dtype)
         update = self._update(index, dense, variable, ops.cast(learning_rate, dtype), dtype)
         self.assign_sub(variable, ops.cast(update, variable.dtype))
 
     def _update(
-        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
+        self, index: int, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
     ) -> Tensor:
-        """Returns what is to be taken off a variable, and moves its slots.
+        """Moves a variable's slots, and returns what to subtract from the variable.
 
         Args:
             index: The variable's place among those the optimizer was built with.
             gradient: Its gradient, dense and in `dtype`.
             variable: The variable.
             rate: The rate of this step, in `dtype`.
-            dtype: What the arithmetic is done in.
+            dtype: The dtype of the arithmetic.
         """
         raise NotImplementedError
 
     def _moved(self, slot: Any, value: Tensor, share: Any) -> Tensor:
-        """Moves a mean by a share of the way to `value`, and returns it in the dtype of that."""
+        """Moves a mean by a share of the way to `value`, and returns it in the dtype of `value`."""
         old = ops.cast(slot, value.dtype)
         new = old + (value - old) * share
         self.assign(slot, ops.cast(new, slot.dtype))
@@ -138,14 +194,14 @@ class UpdateRule(keras.optimizers.Optimizer):
 
     @staticmethod
     def arithmetic_dtype(variable: Any) -> str:
-        """Returns the dtype that a variable is moved in."""
+        """Returns the dtype of the arithmetic that moves a variable."""
         return str(keras.backend.result_type(variable.dtype, "float32"))
 
 
 class _ThisStep:
-    """What the variables of one `apply` share, by dtype; `None` outside of it.
+    """Scalars that the variables of one `apply` share, by dtype; `None` outside of `apply`.
 
-    An object of our own, since Keras tracks containers that are set on an optimizer.
+    Keras tracks containers that are set on an optimizer, but does not look into this object.
     """
 
     scalars: dict[str, Any] | None = None

@@ -13,7 +13,7 @@ from keras_groupopt.base import compat
 from keras_groupopt.plan.plan import Plan, PlannedGroup
 from keras_groupopt.rules import slots
 from keras_groupopt.rules.fields import ScheduledFields, scheduled
-from keras_groupopt.rules.registry import make_rule
+from keras_groupopt.rules.making import make_rule
 from keras_groupopt.schedules.from_base import FromBase
 from keras_groupopt.step import anchors, clipping
 from keras_groupopt.step.averages import wide_dtype

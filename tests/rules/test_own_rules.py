@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import warnings
@@ -14,8 +15,9 @@ import pytest
 from comparing import assert_close, assert_same, compiled_step
 
 import keras_groupopt as kgo
-from keras_groupopt.rules.registry import OWN_RULES, rule_names
+from keras_groupopt.rules.registry import own_rules, rule_names
 
+OWN_RULES = own_rules()
 # Each rule of ours with a rate it learns at, and arguments that are not its defaults.
 RULES: dict[str, tuple[float, dict[str, Any]]] = {
     "adabelief": (0.02, {"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-8, "amsgrad": True}),
@@ -255,14 +257,22 @@ OF_ALL = {
 }
 
 
+def error_of(value: Any, default: Any) -> type[Exception]:
+    """A TypeError for a value of another type than the default, which counts as a float if None."""
+    wanted = type(default) if isinstance(default, int) else (int, float)
+    is_right = isinstance(value, wanted) and isinstance(value, bool) == isinstance(default, bool)
+    return ValueError if is_right else TypeError
+
+
 @every_rule
-def test_a_number_out_of_range_is_refused_by_its_name(name: str) -> None:
+def test_a_bad_argument_is_refused_by_its_name(name: str) -> None:
+    cls = OWN_RULES[name]
+    defaults = {k: p.default for k, p in inspect.signature(cls.__init__).parameters.items()}
     for argument, values in {**BAD[name], **OF_ALL}.items():
+        message = rf"`{argument}` must be .*\. Received: {argument}=.* in {cls.__name__}"
         for value in values:
-            with pytest.raises(
-                ValueError, match=rf"`{argument}` must be .*\. ?Received: {argument}="
-            ):
-                OWN_RULES[name](**{argument: value})
+            with pytest.raises(error_of(value, defaults.get(argument)), match=message):
+                cls(**{argument: value})
 
 
 # As the rule of a group -----------------------------------------------------------------------

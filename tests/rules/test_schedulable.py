@@ -10,7 +10,7 @@ import pytest
 from comparing import assert_same
 from references import SGD, RMSprop, Rule
 
-from keras_groupopt.rules.registry import SCHEDULABLE, type_of
+from keras_groupopt.rules.registry import RULES, type_of
 
 KO = keras.optimizers
 ROWS: dict[str, tuple[type, dict[str, Any]]] = {
@@ -46,7 +46,7 @@ def values(variables: list[Any]) -> dict[str, np.ndarray]:
 def test_a_stand_in_has_the_numbers_of_keras_bit_for_bit(name: str, dtype: str) -> None:
     cls, arguments = ROWS[name]
     ours, theirs = make_variables(dtype), make_variables(dtype)
-    optimizers = SCHEDULABLE[cls](0.05, **arguments), cls(0.05, **arguments)
+    optimizers = RULES[cls].if_scheduled(0.05, **arguments), cls(0.05, **arguments)
     for step in gradients(dtype, 20):
         for optimizer, variables in zip(optimizers, (ours, theirs), strict=True):
             optimizer.apply(step, variables)
@@ -66,7 +66,7 @@ def test_a_stand_in_has_the_numbers_of_keras_bit_for_bit(name: str, dtype: str) 
 def test_the_momentum_may_be_a_tensor_that_changes_from_step_to_step(
     cls: type, options: dict[str, Any]
 ) -> None:
-    optimizer = SCHEDULABLE[cls](0.05, **options)
+    optimizer = RULES[cls].if_scheduled(0.05, **options)
     variables = make_variables("float32")
     optimizer.build(variables)
     make = {KO.SGD: SGD, KO.RMSprop: RMSprop}[cls]

@@ -119,17 +119,21 @@ OF_OPTAX = rows(
     ),
     marks=ONLY_JAX,
 )
+NO_NUMBER = rows(
+    TypeError,
+    (lambda _: adam(beta_1="fast"), "`beta_1` must be a number … beta_1='fast' in group"),
+    (lambda _: with_head(rule=kgo.rule("radam", beta_1="fast")), "RAdam takes … beta_1='fast'"),
+)
 ARGUMENTS = rows(
     ValueError,
-    (lambda _: adam(beta_1=1.5), '`beta_1` must be … less than 1 … beta_1=1.5 in group "head"'),
+    (lambda _: adam(beta_1=1.5), '`beta_1` must be a number in [0, 1) … beta_1=1.5 in group "h'),
     (lambda _: with_head(rule=keras.optimizers.RMSprop(0.1, rho=-0.5)), 'rho=-0.5 in group "head"'),
     (lambda _: adam(beta_2=float("nan")), "`beta_2` must be a number … beta_2=nan in group"),
     (lambda _: GroupedOptimizer(rule=kgo.rule("adagrad", epsilon=-1.0)), "0 … epsilon=-1.0 in Gr"),
-    (lambda _: adam(beta_1="fast"), "`beta_1` must be a number … beta_1='fast'"),
     (lambda _: adam(beta_1=kgo.constant(2.0)), "`beta_1` must be a number … beta_1=2.0"),
     (
         lambda _: adam(beta_1=Linear(0.5, 10, 1.0)),
-        'must stay in the range … beta_1 in group "head", at 100% of its length … less than 1',
+        'must stay in the range … beta_1 in group "head", at 100% of its length … in [0, 1)',
     ),
     (lambda _: adam(beta_1=Linear(0.5, "fit", 1.5)), "must stay … at 50% of its length"),
     (lambda _: adam(beta1=0.9), 'Adam takes … beta1=0.9) in group "head" … mean `beta_1`'),
@@ -211,4 +215,4 @@ INSTANCES = rows(
     ),
     (lambda _: with_head(rule=SGD(-0.1)), 'number >= 0 … learning_rate=-0.1 in group "head"'),
 )
-RULES = [*NO_RULE, *NO_RULE_AT_ALL, *OF_TORCH, *OF_OPTAX, *ARGUMENTS, *INSTANCES]
+RULES = [*NO_RULE, *NO_RULE_AT_ALL, *OF_TORCH, *OF_OPTAX, *NO_NUMBER, *ARGUMENTS, *INSTANCES]

@@ -21,8 +21,7 @@ from models import numpy_of
 
 import keras_groupopt as kgo
 from keras_groupopt.plan.group import as_rule
-from keras_groupopt.rules.fused import FUSIBLE
-from keras_groupopt.rules.registry import rule_class
+from keras_groupopt.rules import registry
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -283,8 +282,10 @@ class Case:
     @property
     def fusible(self) -> bool:
         """Whether a fused step may stand for the row's rule on some backend."""
-        cls = self.keras_class or rule_class(as_rule(self.rule, where="a row"), "a row")
-        return issubclass(cls, tuple(FUSIBLE))
+        cls = self.keras_class or registry.rule_class(as_rule(self.rule, where="a row"), "a row")
+        return issubclass(
+            cls, tuple(known for known, row in registry.RULES.items() if row.fused_slots)
+        )
 
     def optimizer(
         self,

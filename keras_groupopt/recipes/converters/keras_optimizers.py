@@ -15,7 +15,8 @@ from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.plan.group import DEFAULT_GROUP, WHOLE_ONLY, Group
 from keras_groupopt.recipes.converters import exact_rates
 from keras_groupopt.recipes.converters.copied_state import copy_state
-from keras_groupopt.rules.registry import rule_class, rule_of, type_of
+from keras_groupopt.rules.making import rule_of
+from keras_groupopt.rules.registry import rule_class, type_of
 from keras_groupopt.schedules.constant import constant
 from keras_groupopt.selectors import layer_paths
 

@@ -1,0 +1,117 @@
+"""Keras' own rules: their slots for fused steps, and SGD and RMSprop with a scheduled momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from keras_groupopt import backend
+from keras_groupopt.base import compat
+from keras_groupopt.rules.fused import slots_of
+from keras_groupopt.rules.registry import RULES, Registration
+
+Tensor = Any
+
+
+class SGD(keras.optimizers.SGD):
+    """Stands for `keras.optimizers.SGD`, which tests in Python whether there is momentum.
+
+    With gradient `g`, η = `learning_rate` and μ = `momentum`:
+
+        v ← μ v - η g
+        w ← w + v                    or w ← w + μ v - η g with `nesterov`
+
+    The numbers are those of Keras, bit for bit, if μ is a number above 0. During a step the
+    attribute `momentum` may be a scalar tensor. The velocity is kept for every μ.
+    """
+
+    stands_for = keras.optimizers.SGD
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates the velocity of each variable.
+
+        Args:
+            variables: The trainable variables, as `keras.Variable`s.
+        """
+        _build_with_momentum(self, super().build, variables)
+
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        """Moves one variable by one step.
+
+        Args:
+            gradient: The gradient, of the variable's shape.
+            variable: A variable that the optimizer was built with.
+            learning_rate: The rate of this step, a scalar.
+        """
+        velocity = self.momentums[compat.place_in(self, variable)]
+        backend.sgd_step(
+            self, gradient, variable, velocity, learning_rate, self.momentum, self.nesterov
+        )
+
+
+class RMSprop(keras.optimizers.RMSprop):
+    """Stands for `keras.optimizers.RMSprop`, which tests in Python whether there is momentum.
+
+    With gradient `g`, η = `learning_rate`, ρ = `rho`, μ = `momentum` and ε = `epsilon`:
+
+        v ← ρ v + (1 - ρ) g²
+        a ← ρ a + (1 - ρ) g                        with `centered`, else a = 0
+        m ← μ m + η g / √(v - a² + ε)
+        w ← w - m
+
+    The numbers are those of Keras, bit for bit, if μ is a number. During a step the attributes
+    `momentum`, `rho` and `epsilon` may be scalar tensors. `m` is kept for every μ.
+    """
+
+    stands_for = keras.optimizers.RMSprop
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates the state of each variable.
+
+        Args:
+            variables: The trainable variables, as `keras.Variable`s.
+        """
+        _build_with_momentum(self, super().build, variables)
+
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        """Moves one variable by one step.
+
+        Args:
+            gradient: The gradient, of the variable's shape.
+            variable: A variable that the optimizer was built with.
+            learning_rate: The rate of this step, a scalar.
+        """
+        index = compat.place_in(self, variable)
+        slots = [slot[index] for slot in slots_of(self, RULES[self.stands_for].fused_slots)]
+        hyperparameters = (self.rho, self.momentum, self.epsilon)
+        backend.rmsprop_step(self, gradient, variable, slots, learning_rate, hyperparameters)
+
+
+def _build_with_momentum(
+    rule: Any, build: Callable[[Sequence[Any]], None], variables: Sequence[Any]
+) -> None:
+    """Builds a rule that makes slots for its momentum only if that is above 0."""
+    momentum, rule.momentum = rule.momentum, 0.5
+    build(variables)
+    rule.momentum = momentum
+
+
+_optimizers = keras.optimizers
+RULES.update(
+    {
+        _optimizers.Adadelta: Registration(
+            "adadelta", ("_accumulated_grads", "_accumulated_delta_vars")
+        ),
+        _optimizers.Adagrad: Registration("adagrad", ("_accumulators",)),
+        _optimizers.Adam: Registration("adam", ("_momentums", "_velocities", "_velocity_hats")),
+        _optimizers.Adamax: Registration("adamax", ("_m", "_u")),
+        _optimizers.Ftrl: Registration("ftrl", ("_accumulators", "_linears")),
+        _optimizers.Lion: Registration("lion", ("_momentums",)),
+        _optimizers.RMSprop: Registration(
+            "rmsprop", ("_velocities", "_momentums", "_average_gradients"), RMSprop
+        ),
+        _optimizers.SGD: Registration("sgd", ("momentums",), SGD),
+    }
+)

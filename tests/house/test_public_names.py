@@ -8,6 +8,7 @@ import inspect
 import pathlib
 import pkgutil
 import re
+import textwrap
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -197,3 +198,95 @@ def test_every_serialisable_class_of_the_package_is_public():
             ):
                 hidden.append(f"{info.name}.{name}")
     assert hidden == []
+
+
+# Defaults --------------------------------------------------------------------------------------
+
+
+def callables() -> Iterator[tuple[str, Any]]:
+    """Public functions, classes and the methods that classes add, with their names."""
+    for name, member in DOCUMENTED.items():
+        yield name, member
+        if inspect.isclass(member):
+            for method, value in own_methods(member).items():
+                if not isinstance(value, property):
+                    yield f"{name}.{method}", getattr(member, method)
+
+
+def entries(docstring: str) -> dict[str, str]:
+    """What the section of arguments says of each."""
+    text = textwrap.dedent(section(docstring or "", "Args", "Attributes") or "")
+    parts = re.split(r"^(\w+(?:, \w+)*)(?: \([^)]*\))?: ", text, flags=re.MULTILINE)
+    named = zip(parts[1::2], parts[2::2], strict=True)
+    return {name: " ".join(said.split()) for names, said in named for name in names.split(", ")}
+
+
+def states(said: str, default: Any) -> bool:
+    """Whether a text has the word and, of a number, a switch or a text, the value."""
+    after = re.search(r"\bdefaults?\b(.*)", said, re.IGNORECASE)
+    if after is None or not isinstance(default, bool | int | float | str):
+        return after is not None
+    if isinstance(default, bool | str):
+        return f"{default}" in after[1]
+    return any(
+        float(number.replace(",", "")) == default
+        for number in re.findall(r"-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?", after[1])
+    )
+
+
+# Docstrings that do not state all defaults yet.
+UNSTATED = {
+    "ASAM",
+    "EMA",
+    "GSAM",
+    "Group",
+    "GroupLogger",
+    "GroupedOptimizer",
+    "LearningRateFinder",
+    "LearningRateFinder.find",
+    "LookSAM",
+    "Plan",
+    "Plan.plot",
+    "Plan.summary",
+    "PlateauRatio",
+    "RateCurves.plot",
+    "RateCurves.summary",
+    "Report",
+    "SAM",
+    "SWA",
+    "Selector.get_config",
+    "SharpnessAware.from_config",
+    "UseAveragedWeights",
+    "from_param_groups",
+    "load_torch_state",
+    "load_weights",
+    "rank",
+    "recipes.backbone_and_head",
+    "recipes.discriminative",
+    "recipes.gradual_unfreezing",
+    "recipes.layerwise_decay",
+    "recipes.lora",
+    "recipes.muon_with_adamw",
+    "resuming",
+    "schedules.Cyclic",
+    "schedules.OneCycle",
+    "schedules.OneCycle.momentum",
+    "schedules.Polynomial",
+    "schedules.SWA",
+    "schedules.Warmup",
+    "schedules.WarmupStableDecay",
+    "update_batch_norm",
+    "warmup",
+}
+
+
+@pytest.mark.parametrize(("name", "member"), list(callables()))
+def test_an_optional_argument_states_its_default(name, member):
+    said = entries(member.__doc__)
+    missing = [
+        argument
+        for argument, parameter in inspect.signature(member).parameters.items()
+        if parameter.default is not parameter.empty
+        and not states(said.get(argument, ""), parameter.default)
+    ]
+    assert missing == [] or name in UNSTATED

@@ -74,18 +74,6 @@ def test_two_replicas_give_the_numbers_of_one_device(strategy, name):
     assert apart(two) == []
 
 
-def test_every_rule_has_a_row():
-    from keras_groupopt.rules.registry import rule_names
-
-    used = {
-        group.rule.label.lower()
-        for row in ROWS.values()
-        for group in row.get("groups", ())
-        if group.rule
-    }
-    assert set(rule_names()) <= used
-
-
 @pytest.mark.parametrize("kind", ["OneDeviceStrategy", "MirroredStrategy"])
 def test_a_strategy_of_one_device_gives_the_numbers_without_it(devices, kind):
     import tensorflow as tf

@@ -9,9 +9,11 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from cases import numpy_of
 from comparing import assert_close, assert_same, compiled_step, state_of
 from keras import ops
+from models import arrays, dense, fit, numpy_of
+from models import compiled as compiled_model
+from own_rules import table
 
 import keras_groupopt as kgo
 
@@ -19,21 +21,9 @@ BACKEND = keras.backend.backend()
 
 # Each rule with a fused step, with each option that changes its arithmetic.
 RULES: dict[str, Any] = {
-    "adagrad": kgo.rule("adagrad", epsilon=1e-5, initial_accumulator_value=0.3),
-    "adam": kgo.rule("adam", beta_1=0.7, beta_2=0.9, epsilon=1e-3),
-    "adam_amsgrad": kgo.rule("adam", amsgrad=True, beta_2=0.5),
-    "adamw": "adamw",
-    "adan": kgo.rule("adan", epsilon=1e-4),
-    "lion": kgo.rule("lion", beta_1=0.6),
-    "radam": kgo.rule("radam", epsilon=1e-4),
-    "radam_never_adaptive": kgo.rule("radam", beta_2=0.5),
-    "rmsprop": kgo.rule("rmsprop", rho=0.7),
-    "rmsprop_centered": kgo.rule("rmsprop", rho=0.7, centered=True),
-    "rmsprop_centered_momentum": kgo.rule("rmsprop", centered=True, momentum=0.4),
-    "rmsprop_momentum": kgo.rule("rmsprop", momentum=0.4),
-    "sgd": "sgd",
-    "sgd_momentum": kgo.rule("sgd", momentum=0.8),
-    "sgd_nesterov": kgo.rule("sgd", momentum=0.8, nesterov=True),
+    name + ending: row.rule(name, **arguments)
+    for name, row in table().items()
+    for ending, arguments in row.fused.items()
 }
 OPTIONS: dict[str, Mapping[str, Any]] = {
     "alone": {},
@@ -154,27 +144,18 @@ def test_weights_of_low_precision_move_by_the_rule_itself(rule: str, dtype: str)
 
 @pytest.mark.parametrize("rule", [RULES[name] for name in ("adamw", "adan", "sgd_nesterov")])
 def test_a_run_that_was_saved_with_it_goes_on_without_it(rule: Any, tmp_path: pathlib.Path) -> None:
-    runs = {}
+    options = {"rule": rule, "weight_decay": 0.1, "global_clipnorm": 0.5, "learning_rate": 0.02}
+    runs = []
     for switch in (False, True):
-        keras.utils.set_random_seed(3)
-        layers = [keras.layers.Dense(3, name="a"), keras.layers.Dense(1, name="b")]
-        model = keras.Sequential([keras.Input((4,)), *layers], name="model")
-        x, y = np.random.default_rng(0).normal(size=(2, 16, 4)).astype("float32")
-        options = {"weight_decay": 0.1, "global_clipnorm": 0.5, "learning_rate": 0.02}
-        own = kgo.GroupedOptimizer(model=model, rule=rule, fused=True, **options)
-        model.compile(optimizer=own, loss="mse")
-        model.fit(x, y[:, :1], batch_size=8, epochs=2, shuffle=False, verbose=0)
+        model = fit(compiled_model(dense("model", a=3, b=2), fused=True, **options), 2)
         model.save_weights(tmp_path / "run.weights.h5")
-        again = kgo.GroupedOptimizer(model=model, rule=rule, fused=not switch, **options)
-        model.compile(optimizer=again, loss="mse")
-        again.build(model.trainable_variables)
+        compiled_model(model, fused=not switch, **options)
+        model.optimizer.build(model.trainable_variables)
         model.load_weights(tmp_path / "run.weights.h5")
-        model.fit(x, y[:, :1], batch_size=8, epochs=2, shuffle=False, verbose=0)
-        assert int(ops.convert_to_numpy(again.iterations)) == 8
-        runs[switch] = {
-            v.path: np.array(ops.convert_to_numpy(v)) for v in model.trainable_variables
-        }
-    assert_close(runs[True], runs[False], 5e-6)
+        fit(model, 2)
+        assert int(numpy_of(model.optimizer.iterations)) == 4
+        runs.append({str(place): value for place, value in enumerate(arrays(model))})
+    assert_close(*runs, 5e-6)
 
 
 def test_state_is_slots_anchors_averages_and_accumulators_and_scalars() -> None:

@@ -8,20 +8,18 @@ contract. Gradients are given, so that each number has one cause.
 from __future__ import annotations
 
 import dataclasses
-import inspect
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
-import more_references
 import numpy as np
 import references
 from grouped_reference import ReferenceGroup, grouped_step, make_rules
 from models import numpy_of
+from own_rules import table
 
 import keras_groupopt as kgo
-from keras_groupopt.plan.group import as_rule
-from keras_groupopt.rules import registry
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -254,6 +252,7 @@ class Case:
         config_is_whole: Whether the config alone makes an optimizer that steps.
         exact: Whether plain Keras' numbers come out bit for bit, or to rounding.
         named: Whether the name of `keras_class` means it.
+        fusible: Whether a fused step may stand for the row's rule on some backend.
         low_precision_faults: Why Keras' own rule fails, on which backend and dtype.
         tolerance: Of the reference, relative and absolute.
     """
@@ -276,16 +275,9 @@ class Case:
     config_is_whole: bool = True
     exact: bool = True
     named: bool = True
+    fusible: bool = True
     low_precision_faults: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
     tolerance: float = 1e-5
-
-    @property
-    def fusible(self) -> bool:
-        """Whether a fused step may stand for the row's rule on some backend."""
-        cls = self.keras_class or registry.rule_class(as_rule(self.rule, where="a row"), "a row")
-        return issubclass(
-            cls, tuple(known for known, row in registry.RULES.items() if row.fused_slots)
-        )
 
     def optimizer(
         self,
@@ -383,138 +375,26 @@ class Case:
 
 
 K = keras.optimizers
-_RATE_NOT_CAST = "Keras multiplies by the rate as it is, which on TensorFlow must be a variable"
-_NADAM_ON_TORCH = "Keras passes a bfloat16 of NumPy, which torch does not know"
 
 # A rule alone. Two groups of one rule, at two ratios.
 RULES = [
-    Case("sgd", "sgd", references.SGD, K.SGD),
     Case(
-        "sgd_momentum",
-        kgo.rule("sgd", momentum=0.9),
-        lambda: references.SGD(0.9),
-        K.SGD,
-        {"momentum": 0.9},
-    ),
-    Case(
-        "sgd_nesterov",
-        kgo.rule("sgd", momentum=0.9, nesterov=True),
-        lambda: references.SGD(0.9, nesterov=True),
-        K.SGD,
-        {"momentum": 0.9, "nesterov": True},
-    ),
-    Case("adam", "adam", references.Adam, K.Adam),
-    Case(
-        "adam_amsgrad",
-        kgo.rule("adam", amsgrad=True, beta_2=0.5),
-        lambda: more_references.AdamMaximum(beta_2=0.5),
-        K.Adam,
-        {"amsgrad": True, "beta_2": 0.5},
-    ),
-    Case("adamw", "adamw", references.Adam, K.AdamW, keras_arguments={"weight_decay": 0.0}),
-    Case(
-        "nadam",
-        "nadam",
-        references.Nadam,
-        K.Nadam,
-        low_precision_faults={("torch", "bfloat16"): _NADAM_ON_TORCH},
-    ),
-    Case("adamax", "adamax", references.Adamax, K.Adamax),
-    Case("adagrad", "adagrad", references.Adagrad, K.Adagrad),
-    Case("adadelta", "adadelta", references.Adadelta, K.Adadelta),
-    Case("rmsprop", "rmsprop", references.RMSprop, K.RMSprop),
-    Case(
-        "rmsprop_momentum",
-        kgo.rule("rmsprop", momentum=0.9, rho=0.5),
-        lambda: references.RMSprop(0.5, 0.9),
-        K.RMSprop,
-        {"momentum": 0.9, "rho": 0.5},
-    ),
-    Case(
-        "rmsprop_centered",
-        kgo.rule("rmsprop", centered=True),
-        lambda: references.RMSprop(centered=True),
-        K.RMSprop,
-        {"centered": True},
-    ),
-    Case("ftrl", "ftrl", references.Ftrl, K.Ftrl),
-    Case("lion", "lion", references.Lion, K.Lion),
-    Case("lamb", "lamb", references.LAMB, K.Lamb),
-    Case("adafactor", "adafactor", more_references.FreeAdafactor, kgo.Adafactor),
-    Case(
-        "adafactor_relative",
-        kgo.rule("adafactor", relative_limit=0.5, scale_parameter=False),
-        lambda: more_references.FreeAdafactor(relative_limit=0.5, scale_parameter=False),
-        kgo.Adafactor,
-        {"relative_limit": 0.5, "scale_parameter": False},
-    ),
-    Case("radam", "radam", references.RAdam, kgo.RAdam),
-    Case(
-        "adan",
-        "adan",
-        more_references.Adan,
-        kgo.Adan,
-        # Of its decay, what comes before the step is what a group has.
-        keras_arguments={"no_prox": True},
-    ),
-    Case(
-        "lars_nesterov",
-        kgo.rule("lars", trust_coefficient=0.5, nesterov=True),
-        lambda: more_references.LARS(trust_coefficient=0.5, nesterov=True),
-        kgo.LARS,
-        {"trust_coefficient": 0.5, "nesterov": True},
-    ),
-    Case("adabelief", "adabelief", more_references.AdaBelief, kgo.AdaBelief),
-    Case(
-        "adabelief_rectified",
-        kgo.rule("adabelief", rectify=True, amsgrad=True, beta_2=0.9),
-        lambda: more_references.AdaBelief(rectify=True, amsgrad=True, beta_2=0.9),
-        kgo.AdaBelief,
-        {"rectify": True, "amsgrad": True, "beta_2": 0.9},
-    ),
-    Case("nadamw", "nadamw", more_references.NAdamW, kgo.NAdamW),
-    Case(
-        "lookahead",
-        kgo.rule("lookahead", sync_period=3),
-        lambda: more_references.Lookahead(references.RAdam(), sync_period=3),
-        kgo.Lookahead,
-        {"sync_period": 3},
-    ),
-    Case(
-        "lookahead_of_nadam",
-        kgo.rule("lookahead", rule=kgo.rule("nadam", beta_1=0.8), sync_period=2),
-        lambda: more_references.Lookahead(references.Nadam(beta_1=0.8), sync_period=2),
-        kgo.Lookahead,
-        {"rule": kgo.rule("nadam", beta_1=0.8), "sync_period": 2},
-        low_precision_faults={("torch", "bfloat16"): _NADAM_ON_TORCH},
-    ),
-    Case(
-        "schedule_free_adamw",
-        kgo.rule("schedulefreeadamw", warmup_steps=4, r=0.5),
-        lambda: more_references.ScheduleFreeAdamW(warmup_steps=4, r=0.5),
-        kgo.ScheduleFreeAdamW,
-        {"warmup_steps": 4, "r": 0.5},
-    ),
-    Case("third_party", PeakMomentum, PeakMomentumReference, PeakMomentum),
-]
-
-# Keras learned this after the oldest release that is supported. By name, Muon is ours, which
-# `test_muon.py` is about: it takes no biases.
-if "adam_weight_decay" in inspect.signature(K.Muon).parameters:
-    RULES.append(
-        Case(
-            "muon_of_keras",
-            K.Muon,
-            more_references.Muon,
-            K.Muon,
-            named=False,
-            keras_arguments={"weight_decay": None, "adam_weight_decay": None},
-            decay_arguments=("weight_decay", "adam_weight_decay"),
-            low_precision_faults=dict.fromkeys(
-                (("tensorflow", "bfloat16"), ("tensorflow", "float16")), _RATE_NOT_CAST
-            ),
-        )
+        name + ending,
+        row.rule(name, **arguments),
+        functools.partial(row.reference, **arguments),
+        row.cls,
+        arguments,
+        row.switched_off,
+        row.decays,
+        named=row.named,
+        fusible=bool(row.fused),
+        low_precision_faults=row.low_precision_faults,
     )
+    for name, row in table().items()
+    if not row.only_matrices
+    for ending, arguments in row.cases.items()
+]
+RULES.append(Case("third_party", PeakMomentum, PeakMomentumReference, PeakMomentum, fusible=False))
 
 _ANCHORS = {path: 0.5 - weight for path, weight in initial_weights().items()}
 _KERNEL = {"backbone": "backbone/kernel", "head": "head/kernel"}

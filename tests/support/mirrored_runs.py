@@ -8,6 +8,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from own_rules import table
 
 import keras_groupopt as kgo
 
@@ -65,6 +66,24 @@ def mixed() -> keras.Model:
         keras.config.set_dtype_policy("float32")
 
 
+def rows_of_rules() -> dict[str, dict[str, Any]]:
+    """Returns rows with each rule that has a name, four rules at a time."""
+    named = [(name, row) for name, row in table().items() if row.named]
+    rows = {}
+    for first in range(0, len(named), 4):
+        four = named[first : first + 4]
+        groups = [
+            kgo.Group(
+                layer,
+                f"{layer}/kernel" if row.only_matrices else layer,
+                rule=row.rule(name, **row.mirrored),
+            )
+            for layer, (name, row) in zip("abcd", four, strict=False)
+        ]
+        rows[f"rules {', '.join(name for name, _ in four)}"] = {"groups": groups}
+    return rows
+
+
 def each(**rules: Any) -> list[kgo.Group]:
     return [kgo.Group(name, name, rule=rule) for name, rule in rules.items()]
 
@@ -100,16 +119,7 @@ def scaled_by_keras(optimizer: Any) -> Any:
 ROWS: dict[str, dict[str, Any]] = {
     "the whole": WHOLE,
     "the whole, eager": WHOLE | {"eager": True, "broken": 2},
-    "rules, first four": {"groups": each(a="adam", b="radam", c="lion", d="nadam")},
-    "rules, second four": {"groups": each(a="adafactor", b="adan", c="adamw", d="adamax")},
-    "rules, third four": {"groups": each(a=sgd(), b="rmsprop", c="ftrl", d="adagrad")},
-    "rules, fourth four": {"groups": each(a="adadelta", b="lamb", c="schedulefreeadamw", d="lars")},
-    "rules, last": {
-        "groups": [
-            kgo.Group("a", "a/kernel", rule="muon"),
-            *each(b="adabelief", c="nadamw", d=kgo.rule("lookahead", rule="nadam", sync_period=2)),
-        ]
-    },
+    **rows_of_rules(),
     "ratios, and a schedule in a rule": {
         "rule": kgo.rule("sgd", momentum=kgo.schedules.Linear(0.5, 9, 0.9)),
         "ratios": [("a", 0.25), ("b", CURVE)],

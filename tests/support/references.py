@@ -64,7 +64,7 @@ class SGD(Rule):
         return w + self.velocity
 
 
-class _TwoMoments(Rule):
+class TwoMoments(Rule):
     """m ← β₁ m + (1 - β₁) g;  v ← β₂ v + (1 - β₂) g²."""
 
     def __init__(self, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-7) -> None:
@@ -80,60 +80,32 @@ class _TwoMoments(Rule):
         self.v = self.beta_2 * self.v + (1 - self.beta_2) * g**2
 
 
-class Adam(_TwoMoments):
+class Adam(TwoMoments):
     """Kingma and Ba 2014, arXiv:1412.6980, in the order before section 2.1 (ε is "epsilon hat").
 
     w ← w - η √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)
+    With `amsgrad`, the largest v so far is in the place of v: Reddi et al. 2018, arXiv:1904.09237.
     """
-
-    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
-        self.accumulate(g)
-        rate = learning_rate * np.sqrt(1 - self.beta_2**self.t) / (1 - self.beta_1**self.t)
-        return w - rate * self.m / (np.sqrt(self.v) + self.epsilon)
-
-
-class AdamW(Adam):
-    """Loshchilov and Hutter 2017, arXiv:1711.05101: `decayed` first, then Adam."""
 
     def __init__(
         self,
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         epsilon: float = 1e-7,
-        weight_decay: float = 0.004,
+        amsgrad: bool = False,
     ) -> None:
         super().__init__(beta_1, beta_2, epsilon)
-        self.weight_decay = weight_decay
-
-    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
-        return super().move(decayed(w, learning_rate, self.weight_decay), g, learning_rate)
-
-
-class RAdam(_TwoMoments):
-    """Liu et al. 2019, arXiv:1908.03265, algorithm 2, with ε as torch places it.
-
-    ρ∞ = 2/(1 - β₂) - 1;  ρ = ρ∞ - 2 t β₂ᵗ / (1 - β₂ᵗ)
-    w ← w - η r m̂ √(1 - β₂ᵗ) / (√v + ε)  if ρ > 5, else  w ← w - η m̂
-    r = √( (ρ-4)(ρ-2) ρ∞ / ((ρ∞-4)(ρ∞-2) ρ) );  m̂ = m / (1 - β₁ᵗ)
-    """
-
-    def __init__(self, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8) -> None:
-        super().__init__(beta_1, beta_2, epsilon)
+        self.amsgrad = amsgrad
+        self.largest: Array | float = 0.0
 
     def move(self, w: Array, g: Array, learning_rate: float) -> Array:
         self.accumulate(g)
-        m_hat = self.m / (1 - self.beta_1**self.t)
-        correction = 1 - self.beta_2**self.t
-        limit = 2 / (1 - self.beta_2) - 1
-        length = limit - 2 * self.t * self.beta_2**self.t / correction
-        if length <= 5:
-            return w - learning_rate * m_hat
-        over, under = (length - 4) * (length - 2) * limit, (limit - 4) * (limit - 2) * length
-        adaptive = np.sqrt(correction) / (np.sqrt(self.v) + self.epsilon)
-        return w - learning_rate * np.sqrt(over / under) * m_hat * adaptive
+        self.largest = np.maximum(self.largest, self.v) if self.amsgrad else self.v
+        rate = learning_rate * np.sqrt(1 - self.beta_2**self.t) / (1 - self.beta_1**self.t)
+        return w - rate * self.m / (np.sqrt(self.largest) + self.epsilon)
 
 
-class Nadam(_TwoMoments):
+class Nadam(TwoMoments):
     """Dozat 2016, with the momentum schedule μₜ = β₁ (1 - ½ 0.96ᵗ) that Keras fixes.
 
     m̂ = μₜ₊₁ m / (1 - Π μᵢ, i ≤ t+1) + (1 - μₜ) g / (1 - Π μᵢ, i ≤ t)
@@ -152,7 +124,7 @@ class Nadam(_TwoMoments):
         return w - learning_rate * m_hat / (np.sqrt(v_hat) + self.epsilon)
 
 
-class LAMB(_TwoMoments):
+class LAMB(TwoMoments):
     """You et al. 2019, arXiv:1904.00962: Adam's direction at the length of the weights.
 
     u = m̂ / (√v̂ + ε);  w ← w - η (‖w‖ / ‖u‖) u, the ratio 1 where either norm is 0.
@@ -348,6 +320,47 @@ class Ftrl(Rule):
         return np.where(
             np.abs(self.z) <= self.l1, 0.0, pull / (n**self.power / learning_rate + 2 * self.l2)
         )
+
+
+class Muon(Adam):
+    """Jordan 2024, at the length of Liu et al. 2025, arXiv:2502.16982; Adam where not rank 2.
+
+    m ← μ m + g;  u = orthogonal(g + μ m), of m without `nesterov`
+    w ← w - η · ρ √max(rows, columns) · u, without ρ = `rms_rate` η · √max(1, columns / rows) · u
+    orthogonal: x ← x/‖x‖, five times x ← a x + (b x xᵀ + c (x xᵀ)²) x, on the wide side
+    """
+
+    def __init__(
+        self,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        rms_rate: float | None = 0.2,
+        ns_steps: int = 5,
+    ) -> None:
+        super().__init__()
+        self.momentum, self.nesterov = momentum, nesterov
+        self.rms_rate, self.steps = rms_rate, ns_steps
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        if w.ndim != 2:
+            return super().move(w, g, learning_rate)
+        self.m = self.momentum * self.m + g
+        u = orthogonal(g + self.momentum * self.m if self.nesterov else self.m, self.steps)
+        if self.rms_rate is None:
+            return w - learning_rate * np.sqrt(max(1.0, w.shape[1] / w.shape[0])) * u
+        return w - learning_rate * self.rms_rate * np.sqrt(max(w.shape)) * u
+
+
+def orthogonal(x: Array, steps: int) -> Array:
+    """x with its singular values brought near 1 by Newton-Schulz iterations."""
+    a, b, c = 3.4445, -4.775, 2.0315
+    tall = x.shape[0] > x.shape[1]
+    x = x.T if tall else x
+    x = x / (np.linalg.norm(x) + 1e-7)
+    for _ in range(steps):
+        square = x @ x.T
+        x = a * x + (b * square + c * square @ square) @ x
+    return x.T if tall else x
 
 
 def norm(*arrays: Array) -> float:

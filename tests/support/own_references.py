@@ -1,56 +1,10 @@
-"""More float64 references of rules; `references.py` says what they leave out."""
+"""The float64 references of this package's rules; `references.py` says what they leave out."""
 
 from __future__ import annotations
 
 import numpy as np
-from references import Adafactor, Adam, Array, Nadam, RAdam, Rule, norm
-
-
-class AdamMaximum(Adam):
-    """Reddi et al. 2018, arXiv:1904.09237: Adam with the largest second moment so far.
-
-    v̂ ← max(v̂, v), in place of v in the step.
-    """
-
-    def start(self, w: Array) -> None:
-        super().start(w)
-        self.v_largest = np.zeros_like(w)
-
-    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
-        self.accumulate(g)
-        self.v_largest = np.maximum(self.v_largest, self.v)
-        rate = learning_rate * np.sqrt(1 - self.beta_2**self.t) / (1 - self.beta_1**self.t)
-        return w - rate * self.m / (np.sqrt(self.v_largest) + self.epsilon)
-
-
-class Muon(Adam):
-    """Jordan 2024, at the length of Liu et al. 2025, arXiv:2502.16982; Adam where not rank 2.
-
-    m ← μ m + g;  u = orthogonal(g + μ m);  w ← w - η · 0.2 √max(rows, columns) · u
-    orthogonal: x ← x/‖x‖, five times x ← a x + (b x xᵀ + c (x xᵀ)²) x, on the wide side
-    """
-
-    def __init__(self, momentum: float = 0.95) -> None:
-        super().__init__()
-        self.momentum = momentum
-
-    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
-        if w.ndim != 2:
-            return super().move(w, g, learning_rate)
-        self.m = self.momentum * self.m + g
-        u = orthogonal(g + self.momentum * self.m)
-        return w - learning_rate * 0.2 * np.sqrt(max(w.shape)) * u
-
-
-def orthogonal(x: Array, a: float = 3.4445, b: float = -4.775, c: float = 2.0315) -> Array:
-    """x with its singular values brought near 1 by five Newton-Schulz iterations."""
-    tall = x.shape[0] > x.shape[1]
-    x = x.T if tall else x
-    x = x / (np.linalg.norm(x) + 1e-7)
-    for _ in range(5):
-        square = x @ x.T
-        x = a * x + (b * square + c * square @ square) @ x
-    return x.T if tall else x
+from references import Adafactor as KerasAdafactor
+from references import Array, Nadam, Rule, TwoMoments, norm
 
 
 class ScheduleFreeAdamW(Rule):
@@ -158,6 +112,30 @@ class LARS(Rule):
         return w - (self.momentum * self.v + pull if self.nesterov else self.v)
 
 
+class RAdam(TwoMoments):
+    """Liu et al. 2019, arXiv:1908.03265, algorithm 2, with ε as torch places it.
+
+    ρ∞ = 2/(1 - β₂) - 1;  ρ = ρ∞ - 2 t β₂ᵗ / (1 - β₂ᵗ)
+    w ← w - η r m̂ √(1 - β₂ᵗ) / (√v + ε)  if ρ > 5, else  w ← w - η m̂
+    r = √( (ρ-4)(ρ-2) ρ∞ / ((ρ∞-4)(ρ∞-2) ρ) );  m̂ = m / (1 - β₁ᵗ)
+    """
+
+    def __init__(self, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-8) -> None:
+        super().__init__(beta_1, beta_2, epsilon)
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        self.accumulate(g)
+        m_hat = self.m / (1 - self.beta_1**self.t)
+        correction = 1 - self.beta_2**self.t
+        limit = 2 / (1 - self.beta_2) - 1
+        length = limit - 2 * self.t * self.beta_2**self.t / correction
+        if length <= 5:
+            return w - learning_rate * m_hat
+        over, under = (length - 4) * (length - 2) * limit, (limit - 4) * (limit - 2) * length
+        adaptive = np.sqrt(correction) / (np.sqrt(self.v) + self.epsilon)
+        return w - learning_rate * np.sqrt(over / under) * m_hat * adaptive
+
+
 class AdaBelief(RAdam):
     """Zhuang et al. 2020, arXiv:2010.07468; rectified as in RAdam where asked for.
 
@@ -211,7 +189,7 @@ class NAdamW(Nadam):
         return self.beta_1 * (1 - 0.5 * 0.96 ** (t * self.momentum_decay))
 
 
-class FreeAdafactor(Adafactor):
+class Adafactor(KerasAdafactor):
     """Adafactor with the rate as a factor: α = η min(1, 1/(κ √t)), or η; times max(ε₂, RMS(w))."""
 
     def __init__(

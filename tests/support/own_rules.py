@@ -1,0 +1,308 @@
+"""The rows of this package's rules in the one table of rules; `rule_table.py` says what they mean.
+
+Where an original cannot be met, the row that is missing is named here:
+
+* Adan of Optax takes 1 - β₂ for the look-ahead, where paper and authors take β₂ (in its spelling).
+* LARS of pytorch_optimizer starts its momentum from the first gradient as it is, unscaled, and
+  scales no vectors; Optax has the paper's.
+* Muon of torch and pytorch_optimizer iterates in bfloat16; Optax does in the dtype of the weights.
+  Its look-ahead corrects biases as Nadam does; `optax.trace` before it has that of the authors.
+* Adafactor of pytorch_optimizer scales by the size of the weights where it is told not to.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import own_references as own
+from keras_rules import KERAS_ROWS, NADAM_ON_TORCH
+from references import Muon, Rule
+from rule_table import RATE as R
+from rule_table import Original, RuleRow, ahead, of_optax, of_package, of_torch
+
+import keras_groupopt as kgo
+
+NAN, INF = math.nan, math.inf
+FRACTION, AMOUNT, POSITIVE = [-0.1, 1.0, NAN, "0.9", None], [-0.1, INF, NAN, "0"], [0.0, -1.0, INF]
+SWITCH = [1, "yes", None]
+
+
+def lookahead(rule: Any = "radam", **arguments: Any) -> Rule:
+    """The reference of Lookahead around that of the rule within."""
+    spec = kgo.rule(rule) if isinstance(rule, str) else rule
+    return own.Lookahead(table()[spec.label].reference(**spec.arguments), **arguments)
+
+
+def table() -> dict[str, RuleRow]:
+    """Returns all rows, Keras' first."""
+    return KERAS_ROWS | OWN_ROWS
+
+
+OWN_ROWS: dict[str, RuleRow] = {
+    "adafactor": RuleRow(
+        kgo.Adafactor,
+        own.Adafactor,
+        {"": {}, "_relative": {"relative_limit": 0.5, "scale_parameter": False}},
+        originals={
+            "_relative_scaled": Original(
+                of_torch(
+                    lambda p, o: o.Adafactor(p, 0.25, beta2_decay=-0.6, eps=(1e-30, 1e-3), d=1.5)
+                ),
+                {"relative_limit": 0.25, "beta_2_decay": -0.6, "clip_threshold": 1.5},
+                rate=0.25,
+            ),
+            "_scaled": Original(
+                of_optax(
+                    lambda o: o.adafactor(R, min_dim_size_to_factor=1, clipping_threshold=0.5)
+                ),
+                {"relative_step": False, "clip_threshold": 0.5},
+            ),
+            "_relative": Original(
+                of_optax(
+                    lambda o: o.adafactor(
+                        # Its schedules are called with the steps made.
+                        lambda made: R * (1.0 / (0.25 * (made + 1.0) ** 0.5)).clip(max=1.0),
+                        min_dim_size_to_factor=1,
+                        multiply_by_parameter_scale=False,
+                    )
+                ),
+                {"scale_parameter": False, "relative_limit": 0.25},
+            ),
+            "_plain": Original(
+                of_optax(
+                    lambda o: o.adafactor(
+                        R, min_dim_size_to_factor=1, multiply_by_parameter_scale=False
+                    )
+                ),
+                {"scale_parameter": False, "relative_step": False},
+            ),
+        },
+        rate=0.1,
+        changed={"scale_parameter": False, "relative_limit": 0.5, "beta_2_decay": -0.5},
+        scalars=("beta_2_decay", "epsilon_1", "epsilon_2", "clip_threshold", "relative_limit"),
+        bad={
+            "beta_2_decay": [0.0, 0.8, -INF, NAN, None],
+            "epsilon_1": AMOUNT,
+            "epsilon_2": AMOUNT,
+            "clip_threshold": POSITIVE,
+            "relative_limit": POSITIVE,
+            "relative_step": SWITCH,
+            "scale_parameter": SWITCH,
+        },
+    ),
+    "radam": RuleRow(
+        kgo.RAdam,
+        own.RAdam,
+        fused={"": {"epsilon": 1e-4}, "_never_adaptive": {"beta_2": 0.5}},
+        originals={
+            "": Original(of_torch(lambda p, o: o.RAdam(p, R))),
+            "_early": Original(
+                of_torch(lambda p, o: o.RAdam(p, R, (0.8, 0.95), 1e-4)),
+                {"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-4},
+            ),
+            "_late": Original(
+                of_torch(lambda p, o: o.RAdam(p, R, (0.9, 0.9999), 1e-3)),
+                {"beta_2": 0.9999, "epsilon": 1e-3},
+            ),
+            "_decayed": Original(
+                of_torch(lambda p, o: o.RAdam(p, R, weight_decay=0.3, decoupled_weight_decay=True)),
+                weight_decay=0.3,
+            ),
+            "_never_adaptive": Original(
+                of_torch(lambda p, o: o.RAdam(p, R, (0.9, 0.6))), {"beta_2": 0.6}
+            ),
+            "_without_memory": Original(
+                of_torch(lambda p, o: o.RAdam(p, R, (0.0, 0.0))), {"beta_1": 0.0, "beta_2": 0.0}
+            ),
+        },
+        changed={"beta_2": 0.95},
+        scalars=("beta_1", "beta_2", "epsilon"),
+        bad={"beta_1": FRACTION, "beta_2": FRACTION, "epsilon": AMOUNT},
+    ),
+    "adan": RuleRow(
+        kgo.Adan,
+        own.Adan,
+        # Of its decay, what comes before the step is what a group has.
+        switched_off={"no_prox": True},
+        fused={"": {"epsilon": 1e-4}},
+        originals={
+            "_alone": Original(
+                of_package(lambda p, o: o.Adan(p, R, weight_decay=0.3)),
+                weight_decay=0.3,
+                by_class=True,
+            ),
+            "": Original(
+                of_package(
+                    lambda p, o: o.Adan(
+                        p, R, (0.9, 0.7, 0.95), weight_decay=0.3, weight_decouple=True, eps=1e-2
+                    )
+                ),
+                {"beta_1": 0.9, "beta_2": 0.7, "beta_3": 0.95, "epsilon": 1e-2},
+                weight_decay=0.3,
+            ),
+        },
+        changed={"beta_1": 0.9, "beta_2": 0.8, "beta_3": 0.95, "no_prox": True},
+        scalars=("beta_1", "beta_2", "beta_3", "epsilon"),
+        bad={
+            "beta_1": FRACTION,
+            "beta_2": FRACTION,
+            "beta_3": FRACTION,
+            "epsilon": AMOUNT,
+            "no_prox": SWITCH,
+        },
+    ),
+    "lars": RuleRow(
+        kgo.LARS,
+        own.LARS,
+        {"_nesterov": {"trust_coefficient": 0.5, "nesterov": True}},
+        originals={
+            "": Original(of_optax(lambda o: o.lars(2.0)), rate=2.0),
+            "_nesterov": Original(
+                of_optax(lambda o: o.lars(R, 0.0, True, 0.1, 0.5, True, 0.8, True)),
+                {"momentum": 0.8, "trust_coefficient": 0.1, "epsilon": 0.5, "nesterov": True},
+            ),
+        },
+        rate=1.0,
+        changed={"momentum": 0.8, "trust_coefficient": 0.02, "epsilon": 1e-3, "nesterov": True},
+        scalars=("momentum", "trust_coefficient", "epsilon"),
+        bad={
+            "momentum": FRACTION,
+            "trust_coefficient": POSITIVE,
+            "epsilon": AMOUNT,
+            "nesterov": SWITCH,
+        },
+    ),
+    "adabelief": RuleRow(
+        kgo.AdaBelief,
+        own.AdaBelief,
+        {"": {}, "_rectified": {"rectify": True, "amsgrad": True, "beta_2": 0.9}},
+        originals={
+            "": Original(of_optax(lambda o: o.adabelief(R))),
+            "_own_epsilon": Original(
+                of_optax(lambda o: o.adabelief(R, 0.8, 0.95, 1e-3, 1e-3)),
+                {"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-3},
+            ),
+            "_rectified": Original(
+                of_package(lambda p, o: o.AdaBelief(p, R, (0.9, 0.98), rectify=True)),
+                {"rectify": True, "beta_2": 0.98},
+            ),
+            "_amsgrad": Original(
+                of_package(lambda p, o: o.AdaBelief(p, R, (0.9, 0.9), 0.2, ams_bound=True)),
+                {"amsgrad": True, "beta_2": 0.9},
+                weight_decay=0.2,
+            ),
+        },
+        changed={"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-8, "amsgrad": True},
+        scalars=("beta_1", "beta_2", "epsilon"),
+        bad={
+            "beta_1": FRACTION,
+            "beta_2": FRACTION,
+            "epsilon": AMOUNT,
+            "rectify": SWITCH,
+            "amsgrad": SWITCH,
+        },
+    ),
+    "nadamw": RuleRow(
+        kgo.NAdamW,
+        own.NAdamW,
+        originals={
+            "": Original(
+                of_torch(lambda p, o: o.NAdam(p, R, weight_decay=0.3, decoupled_weight_decay=True)),
+                weight_decay=0.3,
+            ),
+            "_own_pace": Original(
+                of_torch(lambda p, o: o.NAdam(p, R, (0.8, 0.95), 1e-2, momentum_decay=0.1)),
+                {"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-2, "momentum_decay": 0.1},
+            ),
+            "_no_warm_up": Original(
+                of_torch(lambda p, o: o.NAdam(p, R, momentum_decay=0.0)), {"momentum_decay": 0.0}
+            ),
+        },
+        changed={"beta_2": 0.95, "momentum_decay": 0.1, "weight_decay": 0.01},
+        scalars=("beta_1", "beta_2", "epsilon", "momentum_decay"),
+        bad={"beta_1": FRACTION, "beta_2": FRACTION, "epsilon": AMOUNT, "momentum_decay": AMOUNT},
+    ),
+    "lookahead": RuleRow(
+        kgo.Lookahead,
+        lookahead,
+        {
+            "": {"sync_period": 3},
+            "_of_nadam": {"rule": kgo.rule("nadam", beta_1=0.8), "sync_period": 2},
+        },
+        low_precision_faults={("torch", "bfloat16"): NADAM_ON_TORCH},
+        mirrored={"rule": "nadam", "sync_period": 2},
+        originals={
+            "_of_sgd": Original(
+                of_torch(lambda p, o: ahead(o.SGD(p, R, 0.9), k=6, alpha=0.8)),
+                {"rule": kgo.rule("sgd", momentum=0.9), "slow_step_size": 0.8},
+            ),
+            "_of_radam": Original(
+                of_torch(lambda p, o: ahead(o.RAdam(p, R), k=5, alpha=0.5)), {"sync_period": 5}
+            ),
+        },
+        rate=0.05,
+        changed={"rule": kgo.rule("adam", beta_1=0.8), "sync_period": 3},
+        scalars=("slow_step_size",),
+        bad={"sync_period": [0, -1, 2.5, True, None], "slow_step_size": [-0.1, 1.5, NAN]},
+    ),
+    "muon": RuleRow(
+        kgo.Muon,
+        Muon,
+        only_matrices=True,
+        originals={
+            "": Original(
+                of_optax(
+                    lambda o: o.chain(
+                        o.trace(0.9, nesterov=True),
+                        o.contrib.muon(R, beta=0.0, nesterov=False, eps=1e-7, consistent_rms=0.2),
+                    )
+                ),
+                {"momentum": 0.9},
+            ),
+            "_without_nesterov": Original(
+                of_optax(
+                    lambda o: o.contrib.muon(R, beta=0.8, nesterov=False, eps=1e-7, ns_steps=3)
+                ),
+                {"momentum": 0.8, "nesterov": False, "rms_rate": None, "ns_steps": 3},
+            ),
+        },
+        rate=0.05,
+        changed={"momentum": 0.8, "ns_steps": 3, "rms_rate": None, "nesterov": False},
+        scalars=("momentum", "muon_a", "muon_b", "muon_c", "epsilon"),
+        bad={
+            "momentum": FRACTION,
+            "nesterov": SWITCH,
+            "ns_steps": [0, 1.5, None],
+            "muon_a": [NAN, INF, "3"],
+            "rms_rate": POSITIVE,
+            "epsilon": AMOUNT,
+        },
+    ),
+    "schedulefreeadamw": RuleRow(
+        kgo.ScheduleFreeAdamW,
+        own.ScheduleFreeAdamW,
+        {"": {"warmup_steps": 4, "r": 0.5}},
+        originals={
+            "": Original(of_package(lambda p, o: o.ScheduleFreeAdamW(p, R, (0.9, 0.999)))),
+            "_warm_up": Original(
+                of_package(
+                    lambda p, o: o.ScheduleFreeAdamW(
+                        p, R, (0.8, 0.95), r=0.5, warmup_steps=20, eps=1e-3
+                    )
+                ),
+                {"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-3, "warmup_steps": 20, "r": 0.5},
+            ),
+        },
+        changed={"beta_1": 0.8, "warmup_steps": 4, "r": 0.5},
+        scalars=("beta_1", "beta_2", "epsilon", "r", "weight_lr_power"),
+        bad={
+            "beta_1": FRACTION,
+            "beta_2": FRACTION,
+            "epsilon": AMOUNT,
+            "warmup_steps": [-1, 0.5],
+            "r": AMOUNT,
+            "weight_lr_power": AMOUNT,
+        },
+    ),
+}

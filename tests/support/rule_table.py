@@ -1,0 +1,148 @@
+"""What a row of the one table of rules says, and how the originals of rules run.
+
+The rows are in `keras_rules.py` and `own_rules.py`; `cases.py` joins them. A new rule is one row,
+beside its float64 reference.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from references import Rule
+
+import keras_groupopt as kgo
+
+Arguments = Mapping[str, Any]
+Arrays = dict[str, np.ndarray]
+RATE = 0.02
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Original:
+    """Another implementation of a rule, and with which arguments the two are one.
+
+    Args:
+        run: Returns the weights after steps with these gradients, in float64.
+        arguments: Arguments of the rule. Default: none.
+        rate: The rate of both. Default: 0.02.
+        weight_decay: The decay of the group. Default: none.
+        by_class: Whether the rule's own class takes the decay, in place of a group. Default: no.
+    """
+
+    run: Callable[[Arrays, list[Arrays]], Arrays]
+    arguments: Arguments = dataclasses.field(default_factory=dict)
+    rate: float = RATE
+    weight_decay: float | None = None
+    by_class: bool = False
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RuleRow:
+    """What the tests need to know of a rule.
+
+    Args:
+        cls: The class that a group with the rule must equal.
+        reference: Makes the float64 rule of one variable; takes the rule's arguments.
+        cases: Arguments of each case that meets all contracts, by the end of the case's name.
+            Default: one case without arguments.
+        switched_off: More arguments of `cls`: they switch off a decay that it has by default.
+            Default: none.
+        decays: Names under which `cls` takes a decay. Default: `weight_decay`.
+        named: Whether the name of `cls` means it. Default: yes.
+        low_precision_faults: Why the rule fails in plain Keras, by backend and dtype. Default: it
+            does not.
+        fused: Arguments with which a fused step is compared with the rule, by the end of the
+            case's name: each option that changes its arithmetic. Default: there is no fused step.
+        mirrored: Arguments on two replicas. Default: none.
+        originals: Other implementations, each with arguments of its own. Default: none.
+        only_matrices: Whether the rule takes nothing else, so that its cases meet no contract of
+            all shapes. Default: no.
+        rate: A rate at which a rule of this package learns a small task. Default: 0.02.
+        changed: Arguments of a rule of this package that are not its defaults. Default: none.
+        scalars: Arguments of it that a schedule may drive. Default: none.
+        bad: Values that it refuses, by argument. Default: none.
+    """
+
+    cls: type
+    reference: Callable[..., Rule]
+    cases: Mapping[str, Arguments] = dataclasses.field(default_factory=lambda: {"": {}})
+    switched_off: Arguments = dataclasses.field(default_factory=dict)
+    decays: Sequence[str] = ("weight_decay",)
+    named: bool = True
+    low_precision_faults: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+    fused: Mapping[str, Arguments] = dataclasses.field(default_factory=dict)
+    mirrored: Arguments = dataclasses.field(default_factory=dict)
+    originals: Mapping[str, Original] = dataclasses.field(default_factory=dict)
+    only_matrices: bool = False
+    rate: float = 0.02
+    changed: Arguments = dataclasses.field(default_factory=dict)
+    scalars: Sequence[str] = ()
+    bad: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
+
+    def rule(self, name: str, **arguments: Any) -> Any:
+        """Returns the rule under its name, or as the class that has no name of its own."""
+        return kgo.rule(name if self.named else self.cls, **arguments)
+
+
+# Originals ------------------------------------------------------------------------------------
+
+
+def of_torch(make: Callable[[list[Any], Any], Any]) -> Callable[[Arrays, list[Arrays]], Arrays]:
+    """Runs an optimizer of torch's kind, made of parameters and the module `torch.optim`."""
+
+    def run(weights: Arrays, gradients: list[Arrays]) -> Arrays:
+        torch = pytest.importorskip("torch")
+        parameters = {
+            name: torch.nn.Parameter(torch.tensor(w, dtype=torch.float64, device="cpu"))
+            for name, w in weights.items()
+        }
+        optimizer = make(list(parameters.values()), torch.optim)
+        for step in gradients:
+            for name, parameter in parameters.items():
+                parameter.grad = torch.tensor(step[name], dtype=torch.float64, device="cpu")
+            optimizer.step()
+        return {name: parameter.detach().numpy() for name, parameter in parameters.items()}
+
+    return run
+
+
+def of_package(make: Callable[[list[Any], Any], Any]) -> Callable[[Arrays, list[Arrays]], Arrays]:
+    """Runs an optimizer that is made of parameters and the module `pytorch_optimizer`."""
+    return of_torch(lambda p, _: make(p, pytest.importorskip("pytorch_optimizer")))
+
+
+def ahead(optimizer: Any, k: int, alpha: float) -> Any:
+    """Lookahead of pytorch_optimizer around an optimizer of torch."""
+    return pytest.importorskip("pytorch_optimizer").Lookahead(optimizer, k=k, alpha=alpha)
+
+
+def of_optax(make: Callable[[Any], Any]) -> Callable[[Arrays, list[Arrays]], Arrays]:
+    """Runs a transformation that is made of the module `optax`."""
+
+    def run(weights: Arrays, gradients: list[Arrays]) -> Arrays:
+        optax = pytest.importorskip("optax")
+        jax = pytest.importorskip("jax")
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            transformation = make(optax)
+
+            @jax.jit
+            def all_steps(values: Any, stacked: Any) -> Any:
+                def one(carry: Any, gradient: Any) -> Any:
+                    values, state = carry
+                    move, state = transformation.update(gradient, state, values)
+                    return (optax.apply_updates(values, move), state), None
+
+                return jax.lax.scan(one, (values, transformation.init(values)), stacked)[0][0]
+
+            wide = {name: jax.numpy.asarray(w, "float64") for name, w in weights.items()}
+            stacked = {
+                name: jax.numpy.asarray(np.stack([g[name] for g in gradients]), "float64")
+                for name in weights
+            }
+            return {name: np.asarray(w) for name, w in all_steps(wide, stacked).items()}
+
+    return run

@@ -388,7 +388,11 @@ RULES = [
         row.decays,
         named=row.named,
         fusible=bool(row.fused),
-        low_precision_faults=row.low_precision_faults,
+        low_precision_faults={
+            (backend, dtype): why
+            for (of, backend, dtype), why in row.low_precision_faults.items()
+            if of == ending
+        },
     )
     for name, row in table().items()
     if not row.only_matrices

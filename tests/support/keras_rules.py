@@ -79,7 +79,7 @@ KERAS_ROWS: dict[str, RuleRow] = {
     "nadam": RuleRow(
         K.Nadam,
         references.Nadam,
-        low_precision_faults={("torch", "bfloat16"): NADAM_ON_TORCH},
+        low_precision_faults={("", "torch", "bfloat16"): NADAM_ON_TORCH},
         originals={
             "": Original(
                 # Keras fixes what torch calls the decay of the momentum.
@@ -176,6 +176,6 @@ if "adam_weight_decay" in inspect.signature(K.Muon).parameters:
         decays=("weight_decay", "adam_weight_decay"),
         named=False,
         low_precision_faults=dict.fromkeys(
-            (("tensorflow", "bfloat16"), ("tensorflow", "float16")), _RATE_NOT_CAST
+            (("", "tensorflow", "bfloat16"), ("", "tensorflow", "float16")), _RATE_NOT_CAST
         ),
     )

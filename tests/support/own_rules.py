@@ -230,7 +230,7 @@ OWN_ROWS: dict[str, RuleRow] = {
             "": {"sync_period": 3},
             "_of_nadam": {"rule": kgo.rule("nadam", beta_1=0.8), "sync_period": 2},
         },
-        low_precision_faults={("torch", "bfloat16"): NADAM_ON_TORCH},
+        low_precision_faults={("_of_nadam", "torch", "bfloat16"): NADAM_ON_TORCH},
         mirrored={"rule": "nadam", "sync_period": 2},
         originals={
             "_of_sgd": Original(

@@ -53,8 +53,8 @@ class RuleRow:
             Default: none.
         decays: Names under which `cls` takes a decay. Default: `weight_decay`.
         named: Whether the name of `cls` means it. Default: yes.
-        low_precision_faults: Why the rule fails in plain Keras, by backend and dtype. Default: it
-            does not.
+        low_precision_faults: Why the rule fails in plain Keras, by the end of the case's name,
+            backend and dtype. Default: it does not.
         fused: Arguments with which a fused step is compared with the rule, by the end of the
             case's name: each option that changes its arithmetic. Default: there is no fused step.
         mirrored: Arguments on two replicas. Default: none.
@@ -73,7 +73,9 @@ class RuleRow:
     switched_off: Arguments = dataclasses.field(default_factory=dict)
     decays: Sequence[str] = ("weight_decay",)
     named: bool = True
-    low_precision_faults: Mapping[tuple[str, str], str] = dataclasses.field(default_factory=dict)
+    low_precision_faults: Mapping[tuple[str, str, str], str] = dataclasses.field(
+        default_factory=dict
+    )
     fused: Mapping[str, Arguments] = dataclasses.field(default_factory=dict)
     mirrored: Arguments = dataclasses.field(default_factory=dict)
     originals: Mapping[str, Original] = dataclasses.field(default_factory=dict)

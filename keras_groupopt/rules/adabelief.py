@@ -1,4 +1,4 @@
-"""AdaBelief: Adam that divides by how far gradients are from what was expected."""
+"""AdaBelief: Adam that divides by how far gradients are from their mean."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from keras_groupopt.rules.update_rule import UpdateRule
 
 Tensor = Any
 
-# Of float16 the smallest step. Without it a second moment that rounds to 0 has no bound.
+# The smallest float16 above 0. With a smaller epsilon, a variance that rounds to 0 gives steps
+# without a bound.
 _SMALLEST_OF_FLOAT16 = 2.0**-24
 
 
 @register_rule("adabelief")
 class AdaBelief(UpdateRule):
-    """Adam with the variance of gradients around their mean in place of their square.
+    """Adam with the variance of the gradients around their mean in place of their square.
 
     With gradient `g`, step `t` counted from 1, η = `learning_rate`, β₁ = `beta_1`,
     β₂ = `beta_2` and ε = `epsilon`:
@@ -30,13 +31,13 @@ class AdaBelief(UpdateRule):
         s ← β₂ s + (1 - β₂)(g - m)² + ε
         w ← w - η m / (1 - β₁ᵗ) / (√(s / (1 - β₂ᵗ)) + ε)
 
-    With `amsgrad`, the largest `s` so far stands in its place. With `rectify`, as in `RAdam`,
+    With `amsgrad`, the largest `s` so far is used in place of `s`. With `rectify`, as in `RAdam`,
 
         w ← w - η m / (1 - β₁ᵗ) · r √(1 - β₂ᵗ) / (√s + ε)             if ρ > 5
         w ← w - η m / (1 - β₁ᵗ)                                       otherwise
 
-    Where gradients hardly change, steps are large, and ε alone bounds them: its default is that of
-    float32. In float16 it counts as 6e-8, the smallest number there is.
+    If gradients hardly change, steps are large and only ε bounds them. The default suits float32.
+    In float16, ε is at least 6e-8, the smallest float16 above 0.
 
     State per variable: two values per weight, three with `amsgrad`, in its dtype.
 
@@ -46,15 +47,16 @@ class AdaBelief(UpdateRule):
         beta_1: Decay of the mean of the gradients per step, in [0, 1). Default: 0.9.
         beta_2: Decay of the variance per step, in [0, 1). Default: 0.999.
         epsilon: Added to the variance at every step and to its root, at least 0. Default: 1e-16.
-        rectify: Whether to begin without the variance, and to rectify it. Default: False.
+        rectify: Whether to begin without the variance and to rectify it, as in `RAdam`. Default:
+            False.
         amsgrad: Whether to divide by the largest variance so far. Default: False.
         **kwargs: What every Keras optimizer takes: `weight_decay` (decoupled), `clipnorm`,
             `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
             `loss_scale_factor`, `gradient_accumulation_steps`, `name`.
 
     Raises:
-        ValueError: A beta is not in [0, 1), another number is negative or not finite, or `rectify`
-            or `amsgrad` is no boolean.
+        ValueError: A beta is not in [0, 1), or another number is negative or not finite.
+        TypeError: An argument has the wrong type.
 
     Example:
         >>> import keras, keras_groupopt as kgo
@@ -91,6 +93,14 @@ class AdaBelief(UpdateRule):
         if self.amsgrad:
             self._largest = self.add_optimizer_variables(variables, "largest_variance")
 
+    def _corrections(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns 1 - β₁ᵗ, whether the variance is trusted, and r √(1 - β₂ᵗ) or √(1 - β₂ᵗ)."""
+        correction = bias_correction(scalar(self.beta_1, dtype), step)
+        beta_2 = scalar(self.beta_2, dtype)
+        if self.rectify:
+            return correction, *rectification(beta_2, step)
+        return correction, True, ops.sqrt(bias_correction(beta_2, step))
+
     def _update(
         self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
     ) -> Tensor:
@@ -109,13 +119,7 @@ class AdaBelief(UpdateRule):
             s = ops.maximum(ops.cast(largest, dtype), s)
             self.assign(largest, ops.cast(s, largest.dtype))
 
-        def scalars(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            correction = bias_correction(beta_1, step)
-            if self.rectify:
-                return correction, *rectification(beta_2, step)
-            return correction, True, ops.sqrt(bias_correction(beta_2, step))
-
-        correction, trusted, factor = self.once(dtype, scalars)
+        correction, trusted, factor = self.corrections(dtype)
         rate = rate / correction
         root = ops.sqrt(s)
         if self.rectify:

@@ -18,7 +18,7 @@ Tensor = Any
 
 @register_rule("adafactor")
 class Adafactor(UpdateRule):
-    """Adaptive steps of bounded size, with a memory of a row and a column per matrix.
+    """Adaptive steps of bounded size, with state for the rows and the columns of a matrix.
 
     With gradient `g`, step `t` counted from 1, η = `learning_rate`, c = `beta_2_decay`,
     ε₁ = `epsilon_1`, ε₂ = `epsilon_2`, d = `clip_threshold` and κ = `relative_limit`:
@@ -30,39 +30,42 @@ class Adafactor(UpdateRule):
         α ← α · max(ε₂, RMS(w))                with `scale_parameter`
         w ← w - α u
 
-    Of a variable of rank 2 or more, `v` is not kept, but its means over the last axis and over the
-    last but one, `r` and `s`, and `v = r sᵀ / mean(r)`. RMS is over one variable, whatever group it
-    is in.
+    For a variable of rank 2 or more, the state is not `v` but its means over the last axis and over
+    the last but one, `r` and `s`, and `v = r sᵀ / mean(r)`. RMS is over one variable, also within a
+    group of several.
 
-    The relative step is a curve that the rate multiplies: constant up to step 1/κ², then falling
-    as 1/√t. So a group's `learning_rate_ratio` multiplies every step, also on the falling part,
-    and ratios hold. At η = κ the curve is the paper's, min(η, 1/√t), which other implementations
-    take for every η, and which then makes groups of all ratios equal.
+    The rate multiplies the relative step, which is constant up to step 1/κ² and then falls as 1/√t.
+    A group's `learning_rate_ratio` therefore multiplies every step, also while the relative step
+    falls. With η = κ the curve is that of the paper, min(η, 1/√t). Other implementations use that
+    curve for every η, so that in the end groups of all ratios move at the same rate.
 
-    Differs from `keras.optimizers.Adafactor` in three points: without `relative_step` the rate has
-    no bound, matrices keep no full second moment, and `scale_parameter` can be switched off.
+    This class differs from `keras.optimizers.Adafactor` in three points: without `relative_step`
+    the rate has no bound, matrices have no full second moment, and `scale_parameter` can be
+    switched off.
 
-    State per variable: one value per row and per column; one per weight where the rank is below 2.
+    State per variable: one value per row and per column; one per weight if the rank is below 2.
 
     Args:
         learning_rate: The step size η: a number, a Keras learning-rate schedule, or a callable
             without arguments. Default: 0.01.
-        beta_2_decay: The exponent c, below 0, by which the memory grows. Default: -0.8.
+        beta_2_decay: The exponent c, below 0, by which the memory grows longer. Default: -0.8.
         epsilon_1: Added to the squared gradients, at least 0. Default: 1e-30.
-        epsilon_2: The least length a variable is taken to have, at least 0. Default: 0.001.
+        epsilon_2: The smallest root mean square that a variable is taken to have, at least 0.
+            Default: 0.001.
         clip_threshold: The largest root mean square d of a step at a rate of 1, more than 0.
             Default: 1.0.
         relative_step: Whether the rate falls as 1/√t. Default: True.
         scale_parameter: Whether steps are relative to the size of the weights. Default: True.
-        relative_limit: Where the fall begins: the rate κ that 1/√t has to reach, more than 0.
-            Default: 0.01, which is step 10,000.
+        relative_limit: The rate κ at which the fall begins, when 1/√t reaches it, more than 0.
+            Default: 0.01, which 1/√t reaches at step 10,000.
         **kwargs: What every Keras optimizer takes: `weight_decay` (decoupled), `clipnorm`,
             `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
             `loss_scale_factor`, `gradient_accumulation_steps`, `name`.
 
     Raises:
-        ValueError: A number is negative or not finite, `beta_2_decay` is not below 0,
-            `clip_threshold` or `relative_limit` is 0, or a switch is no boolean.
+        ValueError: A number is negative or not finite, `beta_2_decay` is not below 0, or
+            `clip_threshold` or `relative_limit` is 0.
+        TypeError: An argument has the wrong type.
 
     Example:
         >>> import keras, keras_groupopt as kgo
@@ -117,7 +120,7 @@ class Adafactor(UpdateRule):
     def _update(
         self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
     ) -> Tensor:
-        fresh, factor = self.once(dtype, lambda step: self._scalars(step, dtype))
+        fresh, factor = self.corrections(dtype)
         squares = ops.square(gradient) + scalar(self.epsilon_1, dtype)
         update = gradient / self._roots(squares, index, fresh)
         limit = scalar(self.clip_threshold, dtype)
@@ -129,8 +132,8 @@ class Adafactor(UpdateRule):
             rate = rate * ops.maximum(smallest, _rms(ops.cast(variable, dtype)))
         return update * rate
 
-    def _scalars(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
-        """Returns 1 - β, and the relative step."""
+    def _corrections(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
+        """Returns 1 - β and the relative step."""
         fresh = ops.exp(scalar(self.beta_2_decay, dtype) * ops.log(step))
         if not self.relative_step:
             return fresh, ops.ones((), dtype)
@@ -139,12 +142,12 @@ class Adafactor(UpdateRule):
         )
 
     def _roots(self, squares: Tensor, index: int, fresh: Tensor) -> Tensor:
-        """Returns √v, with `squares` taken in."""
+        """Moves the means by `squares`, and returns √v."""
         if self._velocities[index] is not None:
             return ops.sqrt(self._moved(self._velocities[index], squares, fresh))
         rows = self._moved(self._rows[index], ops.mean(squares, axis=-1), fresh)
         columns = self._moved(self._columns[index], ops.mean(squares, axis=-2), fresh)
-        # Roots first: a product of two small moments would be 0.
+        # Roots come first, since the product of two small moments could round to 0.
         share = ops.sqrt(rows / ops.mean(rows, axis=-1, keepdims=True))
         return ops.expand_dims(share, -1) * ops.expand_dims(ops.sqrt(columns), -2)
 

@@ -20,7 +20,7 @@ Tensor = Any
 class Adan(UpdateRule):
     """Adaptive Nesterov momentum: moments of the gradient and of its change since the last step.
 
-    With gradient `g`, the variable's gradient before it `g₋` (`g` at its first), step `t` counted
+    With gradient `g`, the variable's last gradient `g₋` (`g` in its first step), step `t` counted
     from 1, η = `learning_rate`, β₁ = `beta_1`, β₂ = `beta_2`, β₃ = `beta_3`, ε = `epsilon` and
     λ = `weight_decay`:
 
@@ -32,11 +32,11 @@ class Adan(UpdateRule):
         w ← (w - η u) / (1 + η λ)                                     (the paper's decay)
         w ← w - η λ w - η u                                           with `no_prox`
 
-    The betas are those of the authors' code, so `beta_1` near 1 is a long memory; the paper writes
-    1 - β for them. It wants a larger rate than Adam, and bears one.
+    The betas are those of the authors' code: `beta_1` near 1 is a long memory. The paper writes
+    1 - β for them. Adan trains best at a larger rate than Adam.
 
-    In a group of a `GroupedOptimizer` the decay is the group's, `w ← w - η λ (w - anchor)` before
-    the step, whatever `no_prox` is.
+    In a group of a `GroupedOptimizer`, the decay is the group's: `w ← w - η λ (w - anchor)` before
+    the step, for both values of `no_prox`.
 
     State per variable: four values per weight, in its dtype, and one float32 scalar.
 
@@ -54,8 +54,8 @@ class Adan(UpdateRule):
             `loss_scale_factor`, `gradient_accumulation_steps`, `name`.
 
     Raises:
-        ValueError: A beta is not in [0, 1), another number is negative or not finite, or `no_prox`
-            is no boolean.
+        ValueError: A beta is not in [0, 1), or another number is negative or not finite.
+        TypeError: An argument has the wrong type.
 
     Example:
         >>> import keras, keras_groupopt as kgo
@@ -102,39 +102,30 @@ class Adan(UpdateRule):
             self._prox.decayed = tuple(compat.is_decayed(self, v) for v in variables)
 
     def apply(self, grads: Sequence[Tensor], trainable_variables: Any = None) -> None:
-        """Move all variables by one step.
+        """Moves all variables by one step.
 
         Args:
             grads: One gradient per variable; a variable whose gradient is `None` stays.
-            trainable_variables: The variables, if not all of those the optimizer was built with.
+            trainable_variables: The variables. Default: all that the optimizer was built with.
         """
         if self.weight_decay is None or self.no_prox:
             super().apply(grads, trainable_variables)
             return
         if not self.built and trainable_variables is not None:
             self.build(list(trainable_variables))
-        # Keras decays before the step; here it is part of the step.
+        # Keras would decay before the step. Here the decay is part of the step.
         self._prox.rate, self.weight_decay = self.weight_decay, None
         try:
             super().apply(grads, trainable_variables)
         finally:
             self._prox.rate, self.weight_decay = None, self._prox.rate
 
-    def corrections(self, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns what `m`, `d` and √n are multiplied by in this step.
-
-        Args:
-            dtype: What the arithmetic is done in.
-        """
+    def _corrections(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what `m`, `d` and √n are multiplied by."""
         beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
         beta_3 = scalar(self.beta_3, dtype)
-
-        def scalars(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            first, second = bias_correction(beta_1, step), bias_correction(beta_2, step)
-            return 1.0 / first, beta_2 / second, ops.rsqrt(bias_correction(beta_3, step))
-
-        found: tuple[Tensor, Tensor, Tensor] = self.once(dtype, scalars)
-        return found
+        first, second = bias_correction(beta_1, step), bias_correction(beta_2, step)
+        return 1.0 / first, beta_2 / second, ops.rsqrt(bias_correction(beta_3, step))
 
     def _update(
         self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
@@ -155,16 +146,16 @@ class Adan(UpdateRule):
         root = ops.sqrt(n) * of_root + scalar(self.epsilon, dtype)
         update = (m * of_m + d * of_d) * rate / root
         if self._prox.rate is not None and self._prox.decayed[index]:
-            # (w - u) / (1 + x) = w - (u + x w) / (1 + x): small numbers stay small.
+            # (w - u) / (1 + x) = w - (u + x w) / (1 + x), in which small numbers stay exact.
             shrink = rate * scalar(self._prox.rate, dtype)
             update = (update + shrink * ops.cast(variable, dtype)) / (1.0 + shrink)
         return update
 
 
 class _Prox:
-    """The decay that is part of the steps of one `apply`, and which variables it is of.
+    """The decay that is part of the steps of one `apply`, and whether each variable decays.
 
-    An object of our own, since Keras tracks containers that are set on an optimizer.
+    Keras tracks containers that are set on an optimizer, but does not look into this object.
     """
 
     rate: float | None = None

@@ -21,15 +21,16 @@ class LARS(UpdateRule):
     With gradient `g`, η = `learning_rate`, μ = `momentum`, τ = `trust_coefficient` and
     ε = `epsilon`:
 
-        r = τ ‖w‖ / (‖g‖ + ε)        (1 where ‖w‖ or ‖g‖ is 0)
+        r = τ ‖w‖ / (‖g‖ + ε)        (1 if ‖w‖ or ‖g‖ is 0)
         v ← μ v + η r g
         w ← w - v                    or w ← w - (μ v + η r g) with `nesterov`
 
-    The norms are over one variable, whatever group it is in. Decay is decoupled, as everywhere in
-    Keras: it comes before the step and enters neither `r` nor `v`; the paper adds it to `g`.
+    The norms are over one variable, also within a group of several. Decay is decoupled, as in all
+    rules of Keras: it comes before the step and enters neither `r` nor `v`. The paper adds it to
+    `g`.
 
-    As τ is small, it wants a rate of the order of 1. Biases and the scales of norms are commonly
-    left to plain SGD: put them into a group of their own.
+    Since τ is small, use a rate of the order of 1. Biases and the scales of norms are usually
+    trained by plain SGD, for which they need a group of their own.
 
     State per variable: one value per weight, in its dtype.
 
@@ -37,8 +38,8 @@ class LARS(UpdateRule):
         learning_rate: The step size η: a number, a Keras learning-rate schedule, or a callable
             without arguments. Default: 1.0.
         momentum: Share μ of the last step that is kept, in [0, 1). Default: 0.9.
-        trust_coefficient: The part τ of its own length that a variable may move at a rate of 1,
-            more than 0. Default: 0.001.
+        trust_coefficient: The share τ of its own length that a variable moves at a rate of 1, more
+            than 0. Default: 0.001.
         epsilon: Added to the norm of the gradient, at least 0. Default: 0.
         nesterov: Whether to look ahead by one more share of momentum. Default: False.
         **kwargs: What every Keras optimizer takes: `weight_decay` (decoupled), `clipnorm`,
@@ -46,8 +47,9 @@ class LARS(UpdateRule):
             `loss_scale_factor`, `gradient_accumulation_steps`, `name`.
 
     Raises:
-        ValueError: `momentum` is not in [0, 1), `trust_coefficient` is not positive, another number
-            is negative or not finite, or `nesterov` is no boolean.
+        ValueError: `momentum` is not in [0, 1), `trust_coefficient` is 0, or a number is negative
+            or not finite.
+        TypeError: An argument has the wrong type.
 
     Example:
         >>> import keras, keras_groupopt as kgo

@@ -1,4 +1,4 @@
-"""Lookahead: any rule, with weights that follow it at a distance."""
+"""Lookahead: slow weights that follow those of any rule."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WHERE = "Lookahead"
 
 @register_rule("lookahead")
 class Lookahead(UpdateRule):
-    """Lets a rule go k steps ahead, then goes a part of the way after it, and starts it from there.
+    """Moves slow weights toward those of a rule every k steps, and puts the rule back to them.
 
     With the weights `w` that the rule moves, slow weights `s`, steps `t` counted from 1,
     k = `sync_period` and α = `slow_step_size`:
@@ -33,28 +33,28 @@ class Lookahead(UpdateRule):
         w ← a step of `rule`
         if t is a multiple of k:  s ← s + α (w - s);  w ← s
 
-    `s` starts from the weights at the first step, so weights loaded before it count. The state of
-    the rule is left as it is when the weights go back. A variable without a gradient at a multiple
-    of k rests, and waits for the next one.
+    `s` starts from the weights at the first step, so weights that were loaded before it count. The
+    state of the rule stays as it is when the weights go back. A variable that has no gradient at a
+    multiple of k goes back at the next multiple at which it has one.
 
-    State per variable: that of the rule, and one value per weight, in its dtype.
+    State per variable: the rule's, and one value per weight, in its dtype.
 
     Args:
         learning_rate: The rate of `rule`: a number, a Keras learning-rate schedule, or a callable
             without arguments. Default: 0.001.
-        rule: What moves the weights: the name of an optimizer, an optimizer class, or
-            `kgo.rule(...)`, whose arguments are numbers. Default: `"radam"`.
+        rule: The rule that moves the weights: the name of an optimizer, an optimizer class, or
+            `kgo.rule(...)` with numbers as arguments. Default: `"radam"`.
         sync_period: Steps k between two syncs, at least 1. Default: 6.
-        slow_step_size: The part α of the way that the slow weights go, in [0, 1]. Default: 0.5.
+        slow_step_size: The share α of the way that the slow weights go, in [0, 1]. Default: 0.5.
         **kwargs: What every Keras optimizer takes: `weight_decay` (decoupled), `clipnorm`,
             `clipvalue`, `global_clipnorm`, `use_ema`, `ema_momentum`, `ema_overwrite_frequency`,
             `loss_scale_factor`, `gradient_accumulation_steps`, `name`.
 
     Raises:
-        ValueError: `sync_period` is below 1, `slow_step_size` is not in [0, 1], or `rule` is not
-            known, wraps optimizers, does not take its arguments, or has a decay, a clipping or a
+        ValueError: `sync_period` is below 1, `slow_step_size` is not in [0, 1], or `rule` is
+            unknown, wraps optimizers, does not take its arguments, or has a decay, a clipping or a
             schedule of its own.
-        TypeError: `rule` is an optimizer instance, or no rule at all.
+        TypeError: `rule` is an optimizer instance or not a rule, or a number has the wrong type.
 
     Example:
         >>> import keras, keras_groupopt as kgo
@@ -91,7 +91,8 @@ class Lookahead(UpdateRule):
         compat.track_all_state(optimizer)
         self._ahead.optimizer = optimizer
         self._slow_weights = self._add_copies(variables, "slow")
-        # The rule's state is ours, under the names of its attributes, and is saved once.
+        # This optimizer owns the rule's state, under the names of its attributes, and saves it
+        # once.
         for name, state in compat.state_attributes(optimizer).items():
             setattr(self, name, state)
         compat.track_all_state(self)
@@ -112,7 +113,7 @@ class Lookahead(UpdateRule):
 
         def run(gradients: list[Tensor]) -> None:
             backend.run_if(is_first, lambda: _start(slow, variables), both)
-            # Not `apply`: what comes before and after a step is done once, for the whole.
+            # Not `apply`: this optimizer does what comes before and after a step.
             compat.update_step_of(self.ahead, gradients, variables, learning_rate)
             backend.run_if(is_due, lambda: _sync(slow, variables, size), both)
 
@@ -130,7 +131,7 @@ class Lookahead(UpdateRule):
 class _Ahead:
     """The rule and its optimizer, in an object that Keras does not look into.
 
-    An optimizer set on an optimizer would be saved a second time.
+    Keras would save an optimizer that is an attribute of an optimizer a second time.
     """
 
     def __init__(self, rule: RuleSpec) -> None:
@@ -152,7 +153,7 @@ def _checked_rule(value: Any) -> RuleSpec:
     if issubclass(cls, Lookahead):
         raise ValueError(
             f"`rule` must not itself wrap optimizers. Received: {rule!r} in {_WHERE}. Give the "
-            "rule that is inside of it."
+            "rule inside it."
         )
     for name, argument in rule.arguments.items():
         if argument is not None and (name in LIFTED or name.endswith("weight_decay")):
@@ -180,5 +181,5 @@ def _sync(slow: Sequence[Any], variables: Sequence[Any], size: Any) -> None:
         new = old + (ops.cast(variable, dtype) - old) * scalar(size, dtype)
         new = ops.cast(new, own.dtype)
         own.assign(new)
-        # On JAX a buffer that two variables share could not be donated.
+        # JAX cannot donate a buffer that two variables share.
         variable.assign(ops.copy(new))

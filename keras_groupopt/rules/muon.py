@@ -27,7 +27,7 @@ Tensor = Any
 
 @register_rule("muon")
 class Muon(UpdateRule):
-    """Moves a matrix along its momentum with all singular values brought near 1.
+    """Moves a matrix along its momentum, after bringing all singular values near 1.
 
     With gradient `g`, η = `learning_rate`, μ = `momentum`, a, b, c = `muon_a`, `muon_b`, `muon_c`,
     ε = `epsilon` and a matrix of `n` rows and `k` columns:
@@ -39,12 +39,13 @@ class Muon(UpdateRule):
         w ← w - η · ρ √max(n, k) · x              with ρ = `rms_rate`
         w ← w - η · √max(1, k/n) · x              with `rms_rate=None`
 
-    With ρ = 0.2 a step has about the size of an Adam step, so that rates and decays of Adam fit;
-    without it, steps are those of Jordan's code for a kernel from `n` inputs to `k` outputs.
+    With ρ = 0.2 a step has about the size of an Adam step, so that rates and decays of Adam fit.
+    With `rms_rate=None`, steps are those of Jordan's code for a kernel from `n` inputs to `k`
+    outputs.
 
-    Every variable must have rank 2, and anything else is an error when the plan is made:
-    `keras.optimizers.Muon` moves it by Adam without saying so. Embeddings and the output layer
-    are matrices too, but should not be moved by Muon. Give them, norms and biases to another group.
+    Every variable must have rank 2. Other variables are an error when the plan is made, while
+    `keras.optimizers.Muon` moves them by Adam without a word. Embeddings and the output layer are
+    matrices too, but Muon should not move them. Give them, norms and biases to another group.
 
     State per variable: one value per weight, in its dtype.
 
@@ -52,7 +53,7 @@ class Muon(UpdateRule):
         learning_rate: The step size η: a number, a Keras learning-rate schedule, or a callable
             without arguments. Default: 0.001.
         momentum: Decay μ of the sum of the gradients per step, in [0, 1). Default: 0.95.
-        nesterov: Whether to look ahead by one more share of momentum. Default: True.
+        nesterov: Whether to look ahead by one more share of the momentum. Default: True.
         ns_steps: How many Newton-Schulz iterations to do, at least 1. Default: 5.
         muon_a: Coefficient a of the iteration. Default: 3.4445.
         muon_b: Coefficient b of the iteration. Default: -4.775.
@@ -65,8 +66,9 @@ class Muon(UpdateRule):
             `ema_overwrite_frequency`, `loss_scale_factor`, `gradient_accumulation_steps`, `name`.
 
     Raises:
-        ValueError: `momentum` is not in [0, 1), a number is negative or not finite, `ns_steps` is
-            below 1, or `nesterov` is no boolean; at build, if a variable is no matrix.
+        ValueError: `momentum` is not in [0, 1), a number is negative or not finite, or `ns_steps`
+            is below 1; at build, a variable is not a matrix.
+        TypeError: An argument has the wrong type.
 
     Example:
         >>> import keras, keras_groupopt as kgo
@@ -106,14 +108,14 @@ class Muon(UpdateRule):
 
     @classmethod
     def check_shapes(cls, shapes: Sequence[tuple[str, Sequence[int]]], where: str) -> None:
-        """Refuses variables that are no matrices.
+        """Refuses variables that are not matrices.
 
         Args:
             shapes: The path and the shape of each variable.
-            where: Whose variables they are, for the error.
+            where: The name of the group or optimizer that has them, for the error.
 
         Raises:
-            ValueError: If one has another rank than 2.
+            ValueError: If the rank of a variable is not 2.
         """
         others = [f"{path} of shape {tuple(shape)}" for path, shape in shapes if len(shape) != 2]
         if others:
@@ -126,13 +128,13 @@ class Muon(UpdateRule):
             )
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Create the momentum of each variable.
+        """Creates the momentum of each variable.
 
         Args:
             variables: The trainable variables, as `keras.Variable`s of rank 2.
 
         Raises:
-            ValueError: If one has another rank.
+            ValueError: If the rank of a variable is not 2.
         """
         named = [(getattr(v, "path", v.name), v.shape) for v in variables]
         self.check_shapes(named, where=f'optimizer "{self.name}"')

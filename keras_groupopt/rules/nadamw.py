@@ -15,7 +15,7 @@ from keras_groupopt.rules.update_rule import UpdateRule
 
 Tensor = Any
 
-# Enough for double precision: each term is at most half of the one before.
+# Enough terms for double precision, since each is at most half of the one before.
 _TERMS = np.arange(1, 51)
 
 
@@ -32,9 +32,9 @@ class NAdamW(UpdateRule):
         u = μₜ₊₁ m / (1 - Pₜ₊₁) + (1 - μₜ) g / (1 - Pₜ)
         w ← w - η u / (√(v / (1 - β₂ᵗ)) + ε)
 
-    The numbers are those of `torch.optim.NAdam` with `decoupled_weight_decay=True`; with a
-    `momentum_decay` of 1 they are those of `keras.optimizers.Nadam`. The product `Pₜ` is computed
-    from `t` and is no state.
+    The numbers are those of `torch.optim.NAdam` with `decoupled_weight_decay=True`, and with a
+    `momentum_decay` of 1 those of `keras.optimizers.Nadam`. The product `Pₜ` is computed from `t`
+    and is not part of the state.
 
     State per variable: two values per weight, in its dtype.
 
@@ -52,6 +52,7 @@ class NAdamW(UpdateRule):
 
     Raises:
         ValueError: A beta is not in [0, 1), or another number is negative or not finite.
+        TypeError: An argument has the wrong type.
 
     Example:
         >>> import keras, keras_groupopt as kgo
@@ -82,19 +83,19 @@ class NAdamW(UpdateRule):
         self._keep(check_fraction, beta_1=beta_1, beta_2=beta_2)
         self._keep(check_number, epsilon=epsilon, momentum_decay=momentum_decay)
 
+    def _corrections(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what `m`, `g` and √v are multiplied by."""
+        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
+        of_m, of_g = _lookahead(beta_1, scalar(self.momentum_decay, dtype), step, dtype)
+        return of_m, of_g, ops.rsqrt(bias_correction(beta_2, step))
+
     def _update(
         self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
     ) -> Tensor:
         beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
         m = self._moved(self._momentums[index], gradient, 1.0 - beta_1)
         v = self._moved(self._velocities[index], ops.square(gradient), 1.0 - beta_2)
-
-        def scalars(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            decay = scalar(self.momentum_decay, dtype)
-            of_m, of_g = _lookahead(beta_1, decay, step, dtype)
-            return of_m, of_g, ops.rsqrt(bias_correction(beta_2, step))
-
-        of_m, of_g, of_root = self.once(dtype, scalars)
+        of_m, of_g, of_root = self.corrections(dtype)
         root = ops.sqrt(v) * of_root + scalar(self.epsilon, dtype)
         return (m * of_m + gradient * of_g) * rate / root
 
@@ -111,7 +112,7 @@ def _lookahead(beta: Any, decay: Any, step: Tensor, dtype: str) -> tuple[Tensor,
 def _product(beta: Any, exponent: Tensor, step: Tensor, dtype: str) -> Tensor:
     """Returns Pₜ = βᵗ Π (1 - qⁱ/2), i = 1 … t, with q = exp(`exponent`), without a loop.
 
-    log(1 - x) = -Σ xᵏ/k, and the powers of q sum up to a geometric series:
+    Since log(1 - x) = -Σ xᵏ/k, and the powers of q sum up to a geometric series:
 
         log Π (1 - qⁱ/2) = -Σₖ (½)ᵏ/k · qᵏ (1 - qᵏᵗ)/(1 - qᵏ)         (t in place of the last
                                                                        fraction where q is 1)

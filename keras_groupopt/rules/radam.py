@@ -1,8 +1,9 @@
 """RAdam: Adam that waits until its second moment can be trusted.
 
-In the first steps Adam divides by a second moment estimated from a handful of gradients. RAdam
-measures how many gradients the estimate is worth, moves without it while there are too few, and
-then lets it in by degrees. That is what a warm-up of the learning rate is for, so it needs none.
+In its first steps, Adam divides by a second moment that it estimates from a handful of gradients.
+RAdam computes how many gradients the estimate is worth. It moves without the estimate while they
+are too few, and then lets it in by degrees. A warm-up of the rate serves the same purpose, so RAdam
+needs none.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ Tensor = Any
 
 @register_rule("radam")
 class RAdam(UpdateRule):
-    """Adam whose adaptive part is switched on, and rectified, as its variance becomes known.
+    """Adam that divides by the second moment, rectified, only once its variance is known.
 
     With gradient `g`, step `t` counted from 1, η = `learning_rate`, β₁ = `beta_1`,
     β₂ = `beta_2` and ε = `epsilon`:
@@ -35,11 +36,11 @@ class RAdam(UpdateRule):
         w ← w - η m / (1 - β₁ᵗ) · r √(1 - β₂ᵗ) / (√v + ε)             if ρ > 5
         w ← w - η m / (1 - β₁ᵗ)                                       otherwise
 
-    The numbers are those of `torch.optim.RAdam`. With the default `beta_2` the first five steps
-    are not adaptive; with `beta_2` of 2/3 or less no step ever is.
+    The numbers are those of `torch.optim.RAdam`. With the default `beta_2` the first five steps are
+    not adaptive. With a `beta_2` of 2/3 or less, no step is.
 
-    Moments have the dtype of their variable. The arithmetic is done in float32 at least, so a
-    bfloat16 variable is divided by a true bias correction and not by `1 - 1`.
+    Moments have the dtype of their variable. The arithmetic is done in float32 or wider, since the
+    bias correction of a bfloat16 variable would round to `1 - 1`.
 
     Args:
         learning_rate: The step size η: a number, a Keras learning-rate schedule, or a callable
@@ -52,8 +53,8 @@ class RAdam(UpdateRule):
             `loss_scale_factor`, `gradient_accumulation_steps`, `name`.
 
     Raises:
-        ValueError: `beta_1` or `beta_2` is not in [0, 1), or another number is negative or not
-            finite.
+        ValueError: A beta is not in [0, 1), or another number is negative or not finite.
+        TypeError: An argument has the wrong type.
 
     Example:
         >>> import keras, keras_groupopt as kgo
@@ -84,19 +85,10 @@ class RAdam(UpdateRule):
         self._keep(check_fraction, beta_1=beta_1, beta_2=beta_2)
         self._keep(check_number, epsilon=epsilon)
 
-    def corrections(self, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns 1 - β₁ᵗ, whether the second moment is trusted, and r √(1 - β₂ᵗ), of this step.
-
-        Args:
-            dtype: What the arithmetic is done in.
-        """
+    def _corrections(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns 1 - β₁ᵗ, whether the second moment is trusted, and r √(1 - β₂ᵗ)."""
         beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
-
-        def scalars(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            return bias_correction(beta_1, step), *rectification(beta_2, step)
-
-        found: tuple[Tensor, Tensor, Tensor] = self.once(dtype, scalars)
-        return found
+        return bias_correction(beta_1, step), *rectification(beta_2, step)
 
     def _update(
         self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str

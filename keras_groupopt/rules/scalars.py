@@ -1,7 +1,7 @@
-"""Scalars of a step that several rules need, without the rounding that a plain formula brings.
+"""Scalars of a step that several rules need, without the rounding errors of the plain formulas.
 
-A hyperparameter may be a Python number or, where a schedule drives it, a scalar tensor of a
-compiled step. What follows from a number alone is taken in double precision.
+A hyperparameter may be a Python number or, if a schedule drives it, a scalar tensor of a compiled
+step. What follows from a number alone is computed in double precision.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import Any
 
 from keras import ops
 
-# A tensor is of the backend's own type, which is known only when Keras has been imported.
 Tensor = Any
 
-# The paper's bound: with fewer than about five gradients the variance has no closed form.
+# The paper's bound: the variance has no closed form for fewer than about five gradients.
 _SHORTEST_AVERAGE = 5.0
 
 
@@ -24,7 +23,7 @@ def scalar(value: Any, dtype: str) -> Any:
 
 
 def logarithm(value: Any) -> Any:
-    """Returns log(`value`), -∞ at 0; float32 does not tell 1 - 0.999 well."""
+    """Returns log(`value`), which is -∞ at 0, in double precision if it is a number."""
     if isinstance(value, (int, float)):
         return math.log(value) if value > 0 else -math.inf
     return ops.log(value)
@@ -45,20 +44,19 @@ def rectification(beta: Any, step: Tensor) -> tuple[Tensor, Tensor]:
     else:
         bounded = ops.maximum(longest, _SHORTEST_AVERAGE)
     length = _average_length(beta, longest, step)
-    # Where it may not be used the value is not, but it must not be the root of a negative number.
+    # If the second moment is not used, the value is not either, but its root must exist.
     usable = ops.maximum(length, _SHORTEST_AVERAGE)
     constant = bounded / ((bounded - 4.0) * (bounded - 2.0))
     squared = (usable - 4.0) * (usable - 2.0) / usable * constant
-    # No length is above the longest.
     return length > _SHORTEST_AVERAGE, ops.sqrt(squared * bias_correction(beta, step))
 
 
 def _average_length(beta: Any, longest: Any, step: Tensor) -> Tensor:
-    """ρ at a step, to float32 rounding.
+    """Returns ρ at a step, to float32 rounding.
 
-    As written, ρ is a small difference of two large numbers in the early steps (1999 - 1993 for
-    β = 0.999), and float32 would leave a hundredth of r to chance. There the terms that cancel are
-    removed by hand: with βᵗ = exp(-x), x = L t, and 1 / (exp x - 1) = 1/x - 1/2 + x/12 - x³/720 …,
+    In the early steps, ρ is a small difference of two large numbers (1999 - 1993 for β = 0.999),
+    and in float32 r would be off by a hundredth. There, the terms that cancel are removed by hand:
+    with βᵗ = exp(-x), x = L t, and 1 / (exp x - 1) = 1/x - 1/2 + x/12 - x³/720 …,
 
         ρ = t (1 - x/6 + x³/360) + ρ∞ - 2/L        (error x⁵/15120)
     """

@@ -1,4 +1,4 @@
-"""Schedule-free AdamW: an average in place of a schedule."""
+"""Schedule-free AdamW: an average of weights in place of a schedule of the rate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Tensor = Any
 
 @register_rule("schedulefreeadamw")
 class ScheduleFreeAdamW(UpdateRule):
-    """Adam's second moment, on weights between a fast sequence `z` and its average `x`.
+    """Adam's second moment, with weights between a fast sequence `z` and its average `x`.
 
     With gradient `g` taken at the weights `w`, step `t` counted from 1, η = `learning_rate`,
     β₁ = `beta_1`, β₂ = `beta_2`, ε = `epsilon`, r = `r` and p = `weight_lr_power`:
@@ -31,22 +31,22 @@ class ScheduleFreeAdamW(UpdateRule):
         x ← (1 - c) x + c z
         w ← (1 - β₁) z + β₁ x
 
-    `x` is no state: it follows from `w` and `z`. The average wants a rate that does not fall. The
-    model's weights are `w`, during training and after it. A variable without a gradient rests, and
-    that step is in no sum.
+    `x` is computed from `w` and `z` and is not part of the state. Use a rate that does not fall.
+    The model's weights are `w`, during training and after it. If a variable has no gradient, it
+    stays and the step is not added to its sums.
 
-    `z` starts from the weights at the first step, so weights loaded before it count. Decay moves
-    `w` before the step.
+    `z` starts from the weights at the first step, so weights that were loaded before it count.
+    Decay moves `w` before the step.
 
     State per variable: two values per weight, in its dtype, and two float32 scalars.
 
     Args:
         learning_rate: The step size η: a number, a Keras learning-rate schedule, or a callable
             without arguments. Default: 0.0025.
-        beta_1: Where between `z` and `x` the weights are, in [0, 1). Default: 0.9.
+        beta_1: The share of `x` in the weights, in [0, 1). Default: 0.9.
         beta_2: Decay of the mean of the squared gradients per step, in [0, 1). Default: 0.999.
         epsilon: Added to the root of the second moment, at least 0. Default: 1e-8.
-        warmup_steps: Steps over which the rate rises from 0; 0 for none. Default: 0.
+        warmup_steps: Steps over which the rate rises from 0. Default: 0, for no warm-up.
         r: Power of the step in the weights of the average, at least 0. Default: 0.
         weight_lr_power: Power of the rate in the weights of the average, at least 0. Default: 2.
         **kwargs: What every Keras optimizer takes: `weight_decay` (decoupled; none unless given),
@@ -55,6 +55,7 @@ class ScheduleFreeAdamW(UpdateRule):
 
     Raises:
         ValueError: A beta is not in [0, 1), or another number is negative or not finite.
+        TypeError: An argument has the wrong type.
 
     Example:
         >>> import keras, keras_groupopt as kgo
@@ -91,36 +92,33 @@ class ScheduleFreeAdamW(UpdateRule):
         self._weight_sums = self._add_scalars(self._fast, "weight_sum")
         self._largest_rates = self._add_scalars(self._fast, "largest_rate")
 
+    def _corrections(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns what the rate and √v are multiplied by, and tʳ."""
+        # Without a warm-up, the first step is past its end.
+        warmup = ops.minimum(step / max(self.warmup_steps, 1), ops.ones((), dtype))
+        root = ops.rsqrt(bias_correction(scalar(self.beta_2, dtype), step))
+        return warmup, root, ops.power(step, scalar(self.r, dtype))
+
     def _update(
         self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
     ) -> Tensor:
         beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
-
-        def scalars(step: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            root = ops.rsqrt(bias_correction(beta_2, step))
-            return self._warmup(step, dtype), root, ops.power(step, scalar(self.r, dtype))
-
-        warmup, of_root, weight = self.once(dtype, scalars)
+        warmup, of_root, weight = self.corrections(dtype)
         rate = rate * warmup
         share, is_first = self._taken_in(index, rate, weight)
         v = self._moved(self._velocities[index], ops.square(gradient), 1.0 - beta_2)
         update = gradient * rate / (ops.sqrt(v) * of_root + scalar(self.epsilon, dtype))
 
         fast, w = self._fast[index], ops.cast(variable, dtype)
-        # Nothing has been averaged yet: the sequence starts here.
+        # The sequence starts here if nothing has been averaged yet.
         z = ops.where(is_first, w, ops.cast(fast, dtype))
         self.assign(fast, ops.cast(z - update, fast.dtype))
         # (1 - β₁) z + β₁ x, with x from w: the division by β₁ cancels.
         kept = 1.0 - beta_1 * (1.0 - share)
         return (w - z) * share + update * kept
 
-    def _warmup(self, step: Tensor, dtype: str) -> Tensor:
-        if self.warmup_steps == 0:
-            return ops.ones((), dtype)
-        return ops.minimum(step / self.warmup_steps, ops.ones((), dtype))
-
     def _taken_in(self, index: int, rate: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns c, and whether it is of the first weight above 0, with this step taken in."""
+        """Adds this step to the sums, and returns c and whether the sum of weights was 0 before."""
         largest, total = self._largest_rates[index], self._weight_sums[index]
         wide = ops.maximum(ops.convert_to_tensor(largest), ops.cast(rate, largest.dtype))
         self.assign(largest, wide)

@@ -1,4 +1,4 @@
-"""Rules as plain JSON and back: names and arguments, never code."""
+"""Rules as plain JSON, which holds names and arguments but no code, and back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_groupopt.rules.registry import rule_names, type_of
 
 
 def serialize_rule(rule: RuleSpec | None) -> Any:
-    """Returns plain JSON for a rule: a name, or a class and its arguments or config."""
+    """Returns plain JSON for a rule: its name or class, its arguments, and its config if any."""
     if rule is None:
         return None
     arguments = {name: _plain(value) for name, value in rule.arguments.items()}
@@ -31,8 +31,8 @@ def deserialize_rule(config: Any) -> RuleSpec | None:
     """Returns the rule that `serialize_rule` was given.
 
     Raises:
-        ValueError: If its class is neither registered, nor among the custom objects, nor defined
-            in a module that was imported.
+        ValueError: If its class is not registered, not among the custom objects, and not defined in
+            a module that was imported.
     """
     if config is None:
         return None
@@ -65,11 +65,11 @@ def _class_of(name: str, module: str) -> type:
     known = rule_names().get(name.lower())
     if known is not None and known.__module__ == module:
         return known
-    # A file must not import code, but what the program itself has imported may be used.
+    # A file must not import code, but it may name a class that the program has imported.
     imported = getattr(sys.modules.get(module), name, None)
     if isinstance(imported, type) and issubclass(imported, keras.optimizers.Optimizer):
         return imported
     raise ValueError(
-        f"The class of a saved rule must be known. Received: {name} of the module {module}. "
-        f'Import the module first, or pass `custom_objects={{"{name}": ...}}` when loading.'
+        f"The class {name} of a saved rule, from the module {module}, is not known. Import the "
+        f'module first, or pass `custom_objects={{"{name}": ...}}` when loading.'
     )

@@ -1,4 +1,4 @@
-"""Which variable each piece of a rule's state belongs to."""
+"""The variable that each piece of a rule's state belongs to."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ _BOOKKEEPING = ("_variables", "_trainable_variables")
 
 
 def slot_names(rule: Any, count: int) -> dict[int, tuple[int | None, str]]:
-    """Returns, per identity of a rule's state variable, which variable it belongs to and its name.
+    """Returns the place of the variable and the slot's name, per identity of a state variable.
 
-    A rule keeps its slots in lists parallel to the variables it was built with, one list a slot:
-    the attribute's name is the slot's. What is in no such list belongs to the rule as a whole.
+    A rule keeps each slot in a list parallel to the variables it was built with. The name of the
+    attribute is the slot's name. State that is in no such list belongs to the rule as a whole, with
+    `None` as its place.
 
     Args:
         rule: A built optimizer.

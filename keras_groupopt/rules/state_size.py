@@ -1,4 +1,4 @@
-"""How much optimizer state a plan will need, told before it is built."""
+"""The bytes of optimizer state that a plan will need, computed before it is built."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from keras_groupopt.plan.plan import Plan, PlannedGroup, PlannedVariable
 from keras_groupopt.rules import slots
 from keras_groupopt.rules.making import make_rule
 
-# Distinct sizes tell which of a variable's dimensions a slot keeps.
+# Distinct sizes show which dimensions of a variable a slot has.
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 
 
@@ -24,10 +24,10 @@ def bytes_of(shape: Any, dtype: Any) -> int:
 
 
 def estimate(plan: Plan) -> dict[int, int]:
-    """Returns, per position of each variable, the bytes of state it will own.
+    """Returns the bytes of state that each variable will own, by its position.
 
-    The rule of each group is built once per rank, dtype and name, on a tiny variable, and its
-    slots are scaled to the real shape: exact for rules whose slots keep whole dimensions.
+    The rule of each group is built on a tiny variable, once per rank, dtype and name. Its slots are
+    scaled to the real shape, which is exact if each slot has whole dimensions of its variable.
 
     Args:
         plan: A resolved plan.
@@ -65,7 +65,7 @@ def _slot_bytes(
 
 
 def _slots_of_tiny(planned: PlannedGroup, variable: PlannedVariable) -> list[tuple[list[int], str]]:
-    """Returns, per slot, the axes of the variable it keeps, and its dtype."""
+    """Returns the axes of the variable that each slot has, and the slot's dtype."""
     shape = _PRIMES[: len(variable.shape)]
     tiny = keras.Variable(
         np.zeros(shape, "float32"), dtype=variable.dtype, name=variable.name, trainable=True

@@ -117,21 +117,25 @@ class UpdateRule(keras.optimizers.Optimizer):
             # They may be tensors of a graph that ends here.
             self._this_step.scalars = None
 
-    def once(self, dtype: str, make: Callable[[Tensor], Any]) -> Any:
-        """Returns scalars of this step, made once for all variables of a dtype.
+    def corrections(self, dtype: str) -> Any:
+        """Returns what `_corrections` does, made once per step for all variables of a dtype.
 
-        For many small variables they cost more than the moments.
+        For many small variables these scalars cost more than the moments.
 
         Args:
-            dtype: The dtype.
-            make: From the step, counted from 1 and in `dtype`, to the scalars.
+            dtype: The dtype of the arithmetic.
         """
         shared = self._this_step.scalars
-        if shared is None:
-            return make(self.step_number(dtype))
-        if dtype not in shared:
-            shared[dtype] = make(self.step_number(dtype))
-        return shared[dtype]
+        if shared is not None and dtype in shared:
+            return shared[dtype]
+        made = self._corrections(ops.cast(self.iterations, dtype) + 1.0, dtype)
+        if shared is not None:
+            shared[dtype] = made
+        return made
+
+    def _corrections(self, step: Tensor, dtype: str) -> Any:
+        """Returns scalars that depend on the step, which is counted from 1 and is in `dtype`."""
+        raise NotImplementedError
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
@@ -142,10 +146,6 @@ class UpdateRule(keras.optimizers.Optimizer):
             yield
         finally:
             self._this_step.scalars = shared
-
-    def step_number(self, dtype: str) -> Tensor:
-        """Returns the number of this step, counted from 1, as a scalar of `dtype`."""
-        return ops.cast(self.iterations, dtype) + 1.0
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor arguments.

@@ -1,22 +1,26 @@
 """
 Title: Several devices
-Description: Train on several devices, and get the weights of one.
+Description: Train on several devices, and get the same weights as on one.
 
-## What we want
+## What you will learn
 
-Each device takes a share of every batch, and the weights come out as if one device had taken all of
-it. Gradients are averaged over the devices first; only then does the optimizer see them. What looks
-at all of them at once (the norm, the open window, the average, the loss scale) looks at the same
-numbers on each device, and stays the same on each.
+You will train on several devices with each backend, divide the optimizer state over devices on JAX,
+and accumulate gradients and save files in several processes on torch.
 
-| backend | with | gradients are averaged | loop |
+Each device computes the gradients of its share of a batch, and the weights are the same as if one
+device had computed all of them. The gradients are averaged over the devices before the optimizer
+sees them. So the global norm, the open window of micro-batches, the averages and the loss scale are
+the same on each device.
+
+| backend | API | gradients are averaged | loop |
 | --- | --- | --- | --- |
-| JAX | `keras.distribution.DataParallel`, `ModelParallel` | by the compiler | `fit`, yours |
-| TensorFlow | `tf.distribute.MirroredStrategy` | in `apply`, before anything else | `fit`, yours |
-| torch | `torch.nn.parallel.DistributedDataParallel` | in `loss.backward()` | yours |
+| JAX | `keras.distribution.DataParallel`, `ModelParallel` | by the compiler | `fit` or your own |
+| TensorFlow | `tf.distribute.MirroredStrategy` | in `apply`, before anything else | `fit` or your own |
+| torch | `torch.nn.parallel.DistributedDataParallel` | in `loss.backward()` | your own |
 
-Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch`. Code of the others is shown as text. Each has
-an example that trains a real network on several devices and compares it with one:
+Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch`. The guide runs the code for JAX and shows the
+code for the other two as text. For each backend there is an example that trains a real network on
+several devices and compares the result with training on one:
 
     python examples/distributed/jax_data_parallel.py
     python examples/distributed/jax_model_parallel.py
@@ -26,7 +30,7 @@ an example that trains a real network on several devices and compares it with on
 
 import os
 
-# Four devices, where JAX has only a CPU.
+# Make four virtual devices if JAX has only a CPU.
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
 
 import keras
@@ -37,8 +41,8 @@ import keras_groupopt as kgo
 """
 ## First the mean, then the norm
 
-Two devices bring the gradients 8 and -2. Their mean is 3, which a limit of 1 shortens to 1. Had
-each been shortened by itself, they would have cancelled out.
+Two devices have the gradients 8 and -2. Their mean is 3, which a limit of 1 clips to 1. If each
+device clipped its own gradient, the mean would be 0.
 """
 
 weight = keras.Variable(np.zeros(1, "float32"), name="weight")
@@ -50,34 +54,35 @@ assert float(keras.ops.convert_to_numpy(weight)[0]) == -1.0
 """
 ## What is the same, and what is not
 
-Weights and state agree with one device up to rounding: sums are taken in another order, and what
-that changes grows with the steps. Two layers look at the batch itself:
+Weights and state agree with one device up to rounding. Sums are computed in another order, and the
+differences grow with the number of steps. Two layers depend on how the batch is divided:
 
 | | JAX | TensorFlow | torch |
 | --- | --- | --- | --- |
-| `BatchNormalization` sees | the batch | a share | a share |
-| its moving statistics are | as on one device | of each replica | of each process |
-| `Dropout` draws | as on one device | for each share | in each process |
+| `BatchNormalization` sees | the whole batch | a share | a share |
+| its moving statistics are | as on one device | per replica | per process |
+| `Dropout` draws masks | as on one device | per share | per process |
 
-On TensorFlow `BatchNormalization(synchronized=True)` sees the whole batch. Otherwise a file gets
-the statistics of the first replica, or of the process that saves. Freeze them, as the examples do,
-or measure them again with `kgo.update_batch_norm`. On torch
-`keras.utils.set_random_seed(seed + rank)` before the model is made gives each process masks of its
-own.
+On TensorFlow `BatchNormalization(synchronized=True)` sees the whole batch. Otherwise a file holds
+the statistics of the first replica, or of the process that saves. Freeze batch normalization, as
+the examples do, or measure the statistics again by `kgo.update_batch_norm`. On torch, call
+`keras.utils.set_random_seed(seed + rank)` before you make the model, so that each process draws
+other masks.
 
-A batch is the whole of it, over all devices, and so is a micro-batch. Shares must be of equal size:
-a mean of means is the mean only then.
+In settings such as `gradient_accumulation_steps`, a batch or micro-batch means the whole of it,
+over all devices. The shares must have equal sizes, because only then is the mean of their means the
+mean of the batch.
 
-The model we train below has two groups, one norm, decay toward its first weights, windows of two
-micro-batches, and an average.
+The model that we train below has two groups, one global norm, decay toward its first weights,
+windows of two micro-batches, and an average.
 """
 
 x = np.random.default_rng(0).normal(size=(64, 16)).astype("float32")
 y = x[:, :8] ** 2
 
 
-def compiled_model():
-    """A small network, equal each time."""
+def trained_model():
+    """Returns a small network, trained from the same weights each time."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
@@ -89,7 +94,7 @@ def compiled_model():
     optimizer = kgo.GroupedOptimizer(
         groups=[
             kgo.Group(
-                "features", "features", learning_rate_ratio=0.3, weight_decay=0.1, anchor="initial"
+                "features", "features", learning_rate_ratio=0.3, weight_decay=10.0, anchor="initial"
             ),
             kgo.Group("head", "head"),
         ],
@@ -100,11 +105,6 @@ def compiled_model():
         ema=kgo.EMA(0.9),
     )
     model.compile(optimizer=optimizer, loss="mse")
-    return model
-
-
-def trained_model():
-    model = compiled_model()
     model.fit(x, y, batch_size=16, shuffle=False, verbose=0)
     return model
 
@@ -119,25 +119,27 @@ alone = trained_model()
 """
 ## JAX
 
-Set the distribution before the model and the optimizer are made; the rest stays as it is. Slots,
-anchors, averages and accumulators lie where their weight lies, also after `load_weights`,
-`load_model` and `rebuild`.
+Set the distribution before you make the model and the optimizer. Nothing else changes. Slots,
+anchors, averages and accumulators are on the same devices as their weight, also after
+`load_weights`, `load_model` and `rebuild`.
 """
 
 if keras.backend.backend() == "jax":
     with keras.distribution.DataParallel().scope():
         several = trained_model()
     print("largest difference of a weight:", difference(several, alone))
+    assert all(len(variable.value.devices()) == 4 for variable in several.optimizer.variables)
     assert difference(several, alone) < 1e-6
 
 """
-State may be divided further than the weights. A moment is read and written in one place only, so it
-need not be on every device (ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054). The layout map of
-`ModelParallel` has entries for weights, by Keras' `variable.path`. Entries for state go by its key,
-`group/layer path/slot`: the slots of a rule by their names, and `@anchor`, `@average` and
-`@accumulator`. A pattern has to match the whole key. What no entry matches lies beside its weight,
-and scalars are on every device. An entry may name fewer axes than there are dimensions:
-`("batch",)` divides the first one of kernels and biases alike.
+You can divide the optimizer state over more devices than the weights. The forward pass does not
+need it, so no device has to hold all of it (ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054).
+
+The layout map of `ModelParallel` has entries for weights, which match the `variable.path` of Keras.
+Entries for state match the key `group/layer path/slot`. The slot is the name of a rule's slot,
+`@anchor`, `@average` or `@accumulator`. A pattern must match the whole key. If no entry matches a
+state, it is divided like its weight. Scalars are on each device. An entry can name fewer axes than
+the state has dimensions, so `("batch",)` divides the first dimension of kernels and biases alike.
 """
 
 if keras.backend.backend() == "jax":
@@ -149,24 +151,27 @@ if keras.backend.backend() == "jax":
     distribution = keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
     with distribution.scope():
         several = trained_model()
+    parts = set()
     for variable in several.optimizer.variables:
         part = variable.value.addressable_shards[0].data
+        parts.add(variable.value.size // part.size)
         if part.size < variable.value.size:
             print(f"{variable.path}: {variable.shape} in parts of {part.shape}")
+    assert parts == {1, 2, 4}
     assert difference(several, alone) < 1e-6
 
 """
-A layout that does not fit its state (an axis that is not in the mesh, a dimension that is no
-multiple of it) is refused when the optimizer is built, by an error that names the key. To divide
-state and no weights, give the map entries for state only, on a mesh with the one axis `batch`.
-While the optimizer is built, its state lies beside the weights for a moment. Files do not depend
-on layouts: a model that was saved on four devices goes on with one.
+If a layout does not fit its state, building the optimizer raises an error that names the key. This
+happens if an axis is not in the mesh, or if a dimension is not a multiple of the axis. To divide
+only the state, give the map entries for state alone, on a mesh with the single axis `batch`. While
+the optimizer is built, its state is divided like the weights for a moment, so it needs that much
+memory. Files do not depend on layouts: a model that was saved on four devices can go on with one.
 
-In a loop of your own, `optimizer.stateless_apply` keeps the layouts in a compiled step.
+In your own loop, `optimizer.stateless_apply` keeps the layouts in a compiled step.
 
 ## TensorFlow
 
-Make the model and the optimizer under `strategy.scope()`:
+Make the model and the optimizer in `strategy.scope()`:
 
     strategy = tf.distribute.MirroredStrategy()
     with strategy.scope():
@@ -174,12 +179,13 @@ Make the model and the optimizer under `strategy.scope()`:
         model.compile(optimizer=kgo.GroupedOptimizer(..., model=model), loss=...)
     model.fit(dataset)
 
-Gradients are reduced before they are clipped, and everything works as on one device.
+Gradients are averaged before they are clipped, and everything works as on one device.
 
 ## torch
 
-`fit` knows nothing of other processes, so the loop is yours. `DistributedDataParallel` gives all
-processes the weights of rank 0, and `loss.backward()` leaves the same mean gradients in each:
+`fit` does not know about other processes, so you write the loop. `DistributedDataParallel` gives
+all processes the weights of rank 0, and after `loss.backward()` each process has the same mean
+gradients:
 
     torch.distributed.init_process_group("nccl")             # "gloo" without accelerators
     call = torch.nn.parallel.DistributedDataParallel(model)  # before the first step
@@ -190,20 +196,23 @@ processes the weights of rank 0, and `loss.backward()` leaves the same mean grad
             optimizer.apply([v.value.grad for v in variables], variables)
         call.zero_grad()
 
-The first step builds the optimizer, and takes anchors and averages from the weights as they are
-then. If you build it before you wrap the model, call `optimizer.capture_anchors()` afterwards.
+The first step builds the optimizer, which copies anchors and averages from the weights at that
+time. If you build it before you wrap the model, call `optimizer.capture_anchors()` afterwards.
 
-There are two ways to accumulate, and one mistake:
+There are two ways to accumulate gradients, and one mistake:
 
-* `gradient_accumulation_steps=4`: call `backward`, `apply` and `zero_grad` for each micro-batch,
-  without `no_sync`. `apply` adds gradients up, so each of them has to be reduced.
-* `no_sync` around all but the last of four micro-batches, the loss divided by 4, then one `apply`,
-  of an optimizer without accumulation. torch adds up, and reduces once.
-* `no_sync` with `gradient_accumulation_steps=4` is wrong: `apply` would take in gradients of one
-  process alone, and the processes would drift apart.
+* With `gradient_accumulation_steps=4`, call `backward`, `apply` and `zero_grad` for each
+  micro-batch, without `no_sync`. The optimizer adds up gradients that torch has averaged over the
+  processes.
+* With an optimizer without accumulation, use `no_sync` around all but the last of four
+  micro-batches, divide the loss by 4, and call `apply` once. torch adds up the gradients and
+  averages them once.
+* Do not use `no_sync` with `gradient_accumulation_steps=4`: each process would add up only its own
+  gradients, and the weights of the processes would drift apart.
 
-A model with a gradient rule (SAM) takes both passes in `compute_gradients`, and neither if the loop
-calls `backward` itself. Call the wrapped model in it, or nothing is reduced:
+If the model has a gradient rule such as SAM, call `compute_gradients`, which takes both passes.
+Call the wrapped model in its function, or the gradients are not averaged. If the loop calls
+`backward` itself, the rule is not used:
 
 ```python
 _, gradients = model.compute_gradients(lambda: loss(labels, call(images)))
@@ -211,7 +220,8 @@ model.optimizer.apply(gradients, model.trainable_variables)
 ```
 
 With `kgo.LossScaleOptimizer(optimizer)`, call `optimizer.scale_loss(loss).backward()`. An overflow
-in one process is in the mean, so all of them skip the step. Save in one process and load in all:
+in one process also makes the mean infinite, so all processes skip the step. Save in one process and
+load in all:
 
     if torch.distributed.get_rank() == 0:
         model.save("run.keras")

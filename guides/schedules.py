@@ -2,12 +2,13 @@
 Title: Schedules
 Description: Rates, ratios, decay and momentum over optimizer steps, saved and resumed.
 
-## What we want
+## What you will learn
 
-Numbers that change while a model trains: a rate that warms up and falls, a ratio that is 0 for a
-while, a momentum that goes against the rate. The proportions between groups shall hold all along.
+You will let numbers change while a model trains: a rate that warms up and falls, a ratio that is 0
+for a while, a momentum that falls while the rate rises. You will end a schedule with the run, plot
+it before training, write your own, and keep the ratios between groups throughout.
 
-Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch`; nothing below changes. The picture needs
+Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch`; nothing below changes. The plot needs
 `pip install keras-groupopt[plots]`.
 """
 
@@ -58,8 +59,9 @@ def values(schedule, steps):
 ## One base rate
 
 The base rate is a number or a schedule: one of Keras, one of `kgo.schedules`, or any other
-`LearningRateSchedule`. A group's rate is the base times its ratio, at every step. `kgo.warmup` goes
-in front of any schedule, which starts after it from its own step 0.
+`LearningRateSchedule`. The rate of a group is the base times the ratio of the group, at each step.
+`kgo.warmup` puts a warm-up in front of any schedule. After the warm-up, the schedule starts from
+its own step 0.
 """
 
 cosine = keras.optimizers.schedules.CosineDecay(1e-2, decay_steps=20)
@@ -70,26 +72,26 @@ print("ratio at the end of each epoch:", ratio)
 assert np.allclose(ratio, 0.1)
 
 """
-| a curve | name |
+| curve | schedules |
 | --- | --- |
-| in steps | `Step`, `MultiStep` |
-| down once | `Linear`, `Polynomial`, Keras' `CosineDecay` |
-| up, flat, down | `WarmupStableDecay` |
-| up and down | `OneCycle`, `Cyclic` |
-| down to a flat end, for averages | `SWA` |
-| made of others | `Sequential`, `Chained`, `Scaled`, `Warmup` |
-| a ratio that waits | `UnfreezeAt` |
-| a function | `Lambda` |
+| falls in steps | `Step`, `MultiStep` |
+| falls once | `Linear`, `Polynomial`, Keras' `CosineDecay` |
+| rises, stays, falls | `WarmupStableDecay` |
+| rises and falls | `OneCycle`, `Cyclic` |
+| falls to a constant, for averages | `SWA` |
+| combines others | `Sequential`, `Chained`, `Scaled`, `Warmup` |
+| is 0 until a step, for ratios | `UnfreezeAt` |
+| is a function | `Lambda` |
 
-What torch has too gives torch's numbers, step by step.
+If torch has the same schedule, the values are those of torch, step by step.
 
 ## Steps are optimizer steps
 
 With `gradient_accumulation_steps=4` a schedule moves once per four batches, so a setting means the
 same for any number of micro-batches. A skipped step does not count.
 
-`total_steps="fit"` ends a schedule with the run. `fit` knows `epochs` and the steps per epoch;
-where it cannot know, as with a generator, pass `steps_per_epoch`.
+With `total_steps="fit"` a schedule ends when the run ends. `fit` knows the epochs and the steps per
+epoch. If it cannot know the steps, as with a generator, pass `steps_per_epoch`.
 """
 
 line = schedules.Linear(1e-2, total_steps="fit")
@@ -100,9 +102,10 @@ assert int(optimizer.iterations) == int(optimizer.total_steps) == 10
 assert float(optimizer.learning_rate) == 0.0
 
 """
-The first `fit` fills it in, and from then on it is state: saved, and not changed by a second `fit`,
-so that a run in several parts has one schedule. Here a second `fit` trains at the end of the line,
-at 0. Set `optimizer.total_steps`: before the first `fit` to plan for several, or later to go on.
+The first `fit` sets `optimizer.total_steps`. From then on the value is part of the saved state, and
+a second `fit` does not change it, so a run in several parts has one schedule. Here the second `fit`
+trains beyond the end of the schedule, at a rate of 0. You can set `optimizer.total_steps` yourself:
+before the first `fit` to plan for several, or later to go on.
 """
 
 before = model.get_weights()
@@ -116,20 +119,20 @@ assert int(optimizer.iterations) == 20
 assert not np.array_equal(before[0], model.get_weights()[0])
 
 """
-A schedule with a number of its own that is shorter than the run is warned of, once.
+If you give a schedule a number of steps that is shorter than the run, you get one warning.
 
 ## A rate that does not follow the base
 
-| `Group(...)` | rate |
+| `Group(...)` | rate of the group |
 | --- | --- |
 | `learning_rate_ratio=0.1` | base · 0.1 |
 | `learning_rate_ratio=schedule` | base · schedule |
-| `learning_rate=kgo.constant(1e-4)` | 1e-4, whatever the base does |
-| `learning_rate=schedule` | the schedule, whatever the base does |
-| `learning_rate=kgo.from_base(function)` | what the function makes of the base |
+| `learning_rate=kgo.constant(1e-4)` | 1e-4, independent of the base |
+| `learning_rate=schedule` | the schedule, independent of the base |
+| `learning_rate=kgo.from_base(function)` | the function of the base |
 
-Beside a base that is a number, `learning_rate=1e-4` is a ratio in other words. Beside a schedule it
-would be ambiguous, and is an error that shows the ways out.
+If the base is a number, `learning_rate=1e-4` is another way to write a ratio. If the base is a
+schedule, `learning_rate=1e-4` would be ambiguous, so it raises an error that shows both meanings.
 """
 
 try:
@@ -146,19 +149,20 @@ def at_most(base):
 
 
 """
-`from_base` is for what no ratio says, such as a ceiling. The function is traced: `keras.ops`, no
-`if` on the value, and registered, or it cannot be saved.
+`from_base` is for a rate that a ratio cannot express, such as one with an upper limit. The function
+is traced, so use `keras.ops` and no Python `if` on the value. Register it, or it cannot be saved.
 
-## Not only rates
+## Other numbers than rates
 
-Ratios, decay, any number that a rule takes, the momentum of `kgo.EMA` and SAM's `rho` may follow a
-schedule. One cycle moves the momentum against the rate: `OneCycle.momentum` is the other half.
-`bindings` says what drives what, and a schedule that would drive nothing is an error.
+A schedule can also drive a ratio, a decay, any number that a rule takes, the momentum of `kgo.EMA`
+or the `rho` of SAM. One cycle lowers the momentum while the rate rises: use `OneCycle.momentum`
+beside `OneCycle`. `plan.bindings()` lists which schedule drives which number. A schedule that
+drives nothing is an error.
 """
 
 groups = [
     kgo.Group("backbone", "backbone", learning_rate=kgo.from_base(at_most)),
-    kgo.Group("head", "head", weight_decay=schedules.Linear(0.1, total_steps=20)),
+    kgo.Group("head", "head", weight_decay=schedules.Linear(1.0, total_steps=20)),
 ]
 momentum = schedules.OneCycle.momentum(total_steps=20)
 model = compiled(
@@ -174,10 +178,10 @@ print("rate:    ", values(schedules.OneCycle(1e-2, total_steps=20), (0, 5, 19)))
 print("momentum:", values(momentum, (0, 5, 19)))
 
 """
-## See it before training
+## See the values before training
 
-Integers in `at=` are optimizer steps, floats shares of the run. `steps=` is the length of the run,
-by default where the last schedule ends; `"fit"` ends there too.
+In `at=`, an integer is an optimizer step and a float is a share of the run. `steps=` is the length
+of the run. By default the run ends with the last schedule, and so do schedules with `"fit"`.
 """
 
 plan.summary(at=[0, 5, 0.5, 1.0])
@@ -187,11 +191,11 @@ if importlib.util.find_spec("matplotlib"):
 fit(model)
 
 """
-## A schedule of your own
+## Write a schedule
 
-Name the arguments, set them, and compute the value in `at`, by `keras.ops` and without a Python
-`if` on the step. Calling and saving are done. An argument called `total_steps` may be `"fit"`;
-`self.total()` is the number.
+List the arguments in `arguments`, set them in `__init__`, and compute the value in `at`, with
+`keras.ops` and without a Python `if` on the step. The base class calls and saves the schedule. An
+argument with the name `total_steps` can be `"fit"`, and `self.total()` returns the number.
 """
 
 
@@ -214,15 +218,15 @@ fit(model)
 assert float(model.optimizer.learning_rate) == 0.0
 
 """
-For one function there is `schedules.Lambda(function)`, which wants it registered as well. A
-function without arguments as base rate, which Keras allows, is no schedule: a compiled step calls
-it once.
+For a single function use `schedules.Lambda(function)`. You have to register this function as well.
+Keras also accepts a function without arguments as base rate. It is not a schedule: a compiled step
+calls it only once.
 
-## Saved and resumed
+## Save and resume
 
-The `.keras` file has the schedules, the step and the length of the run. A run that was stopped half
-way goes on as if it had not been. Here the first half stops after one epoch of two, and the second
-begins with `initial_epoch=1`.
+A `.keras` file holds the schedules, the step and the length of the run, so a run that was stopped
+half way goes on as if it had not stopped. Here the first half stops after one epoch of two, and the
+second half begins with `initial_epoch=1`.
 """
 
 
@@ -248,18 +252,20 @@ assert all(map(np.array_equal, whole.get_weights(), resumed.get_weights()))
 """
 ## When the metric decides
 
-Keras' `ReduceLROnPlateau` and `LearningRateScheduler` set the base rate, so all groups follow and
-their ratios hold. A base that is a schedule cannot be set. `kgo.PlateauRatio` lowers the ratios
-instead: beside a schedule, or of some groups only.
+`ReduceLROnPlateau` and `LearningRateScheduler` of Keras set the base rate, so all groups follow and
+their ratios hold. Put `GroupLogger` before them in the list of callbacks: then the history shows
+the rates that the epoch was trained with. They cannot set a base that is a schedule.
+`kgo.PlateauRatio` lowers the ratios instead, so it works beside a schedule, and for some groups
+only.
 
 | | `ReduceLROnPlateau` | `kgo.PlateauRatio` |
 | --- | --- | --- |
-| lowers | the base rate | ratios, of all groups or some |
-| beside a base that is a schedule | an error | works |
-| its floor | `min_lr` of the base | `min_ratio`, a share of each declared ratio |
-| is saved | the lowered rate | the lowered ratios |
+| lowers | the base rate | the ratios of all groups or of some |
+| if the base is a schedule | raises an error | works |
+| lower limit | `min_lr`, a rate | `min_ratio`, a share of each declared ratio |
+| a file keeps | the lowered rate | the lowered ratios |
 
-Both count from 0 again in each `fit`.
+Both start counting again in each `fit`.
 """
 
 model = compiled(learning_rate=kgo.constant(1e-2))
@@ -273,21 +279,21 @@ assert ratios["default"] == 1.0
 """
 ## Coming from torch
 
-There a scheduler writes a rate into each of `param_groups`. Those that multiply keep the proportion
-of two groups: `StepLR`, `MultiStepLR`, `ExponentialLR`, `LinearLR`, `ConstantLR`, `PolynomialLR`,
-`LambdaLR` with one function, and `CosineAnnealingLR` with `eta_min=0`. Those with an absolute
-number do not:
+A scheduler of torch writes a rate into each of the `param_groups`. Schedulers that multiply keep
+the ratio of two groups: `StepLR`, `MultiStepLR`, `ExponentialLR`, `LinearLR`, `ConstantLR`,
+`PolynomialLR`, `LambdaLR` with one function, and `CosineAnnealingLR` with `eta_min=0`. Schedulers
+with an absolute number change the ratio:
 
-| torch | with rates of 0.01 and 0.1 |
+| torch | ratio of two groups with rates of 0.01 and 0.1 |
 | --- | --- |
-| `OneCycleLR(max_lr=0.1)` | the same rate for both; a list of one `max_lr` per group keeps it |
-| `CyclicLR(base_lr=..., max_lr=...)` | likewise |
+| `OneCycleLR(max_lr=0.1)` | 1 : 1; a list with one `max_lr` per group keeps 1 : 10 |
+| `CyclicLR(base_lr=..., max_lr=...)` | 1 : 1; lists keep 1 : 10 |
 | `CosineAnnealingLR(eta_min=0.005)` | from 1 : 10 to 1 : 1 at the end |
-| `CosineAnnealingWarmRestarts(eta_min=0.005)` | likewise, in each period |
-| `ReduceLROnPlateau(min_lr=0.005)` | 1 : 1 when both are at the floor |
+| `CosineAnnealingWarmRestarts(eta_min=0.005)` | from 1 : 10 to 1 : 1 in each period |
+| `ReduceLROnPlateau(min_lr=0.005)` | 1 : 1 when both rates are at the lower limit |
 | `SWALR(swa_lr=0.05)` | 1 : 1 after the annealing |
 
-Here a schedule has the base, a floor included, and ratios multiply the whole of it. A floor for one
-group alone is `kgo.from_base`. And torch counts calls of `scheduler.step()`, often one per epoch:
-turn epochs into optimizer steps.
+Here a schedule gives the base rate, including its lower limit, and the ratios multiply this rate.
+If one group needs its own lower limit, use `kgo.from_base`. torch counts calls of
+`scheduler.step()`, often one per epoch, so convert epochs into optimizer steps.
 """

@@ -1,11 +1,12 @@
 """
 Title: Writing a rule
-Description: A rule of your own is one small class; its state, schedules and groups come for free.
+Description: Write an update rule as one small class, and use it in a group with schedules and files.
 
-## What we want
+## What you will learn
 
-The update of a paper, tried in one group of a model, saved and resumed with the rest. A rule is a
-plain `keras.optimizers.Optimizer`: it goes into `compile` alone, or into `kgo.Group(rule=...)`.
+You will write the update rule of a paper as a small class, check it, use it in one group of a
+model, and save and resume it with the rest. A rule is a plain `keras.optimizers.Optimizer`, so you
+can pass it to `compile` alone or to `kgo.Group(rule=...)`.
 
 Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch`; nothing below changes.
 """
@@ -19,24 +20,22 @@ from keras import ops
 
 import keras_groupopt as kgo
 
-keras.utils.set_random_seed(0)
-
 """
 ## The class
 
-Momentum whose step has a bounded length per variable:
+Our rule is momentum with an upper limit on the length of the step of each variable:
 
     m ← μ m + g
     w ← w - η m / max(1, ‖m‖ / limit)
 
-Three methods say it all. `build` makes the state: one array beside each variable, as an attribute
-of its name. `update_step` moves one variable. `get_config` gives back the arguments.
+You write three methods. `build` makes the state, which is one array per variable, and stores it in
+an attribute. `update_step` moves one variable. `get_config` returns the arguments.
 """
 
 
 @keras.saving.register_keras_serializable(package="guide")
 class BoundedMomentum(keras.optimizers.Optimizer):
-    """Momentum whose step is at most `limit` long, times the rate."""
+    """Takes momentum steps whose length is at most `limit` times the rate."""
 
     def __init__(self, learning_rate=0.01, momentum=0.9, limit=1.0, **kwargs):
         super().__init__(learning_rate=learning_rate, **kwargs)
@@ -66,21 +65,24 @@ class BoundedMomentum(keras.optimizers.Optimizer):
 
 
 """
-What keeps it right everywhere:
+Keep to these rules, and yours works on each backend and in each group:
 
-* Read numbers from `self` in `update_step`, as `self.momentum` here. A schedule then drives them.
-* No Python `if` on a tensor, and none on a number that may be one: `ops.where`, `ops.maximum`. A
-  compiled step has no value to look at. An `if` on a boolean argument is fine.
-* State in lists parallel to the variables, one attribute each. In a dict it has no name in a file.
-* Everything in `update_step`, nothing in a loop of your own: `ratios=` give each call its rate.
-* `assign` and `assign_sub` of `self`, and `_get_variable_index`: on TensorFlow the variable that
-  comes is not the Keras variable.
-* No decay, clipping or averaging: Keras' base class and the groups do them.
+* Read numbers from `self` in `update_step`, as `self.momentum` here, so that a schedule can drive
+  them.
+* Do not use a Python `if` on a tensor, or on a number that can be a tensor: a compiled step does
+  not know its value. Use `ops.where` or `ops.maximum`. An `if` on a boolean argument is fine.
+* Keep state in lists parallel to the variables, one attribute per list. State in a dict has no name
+  in a file.
+* Compute everything in `update_step`, not in your own loop over variables: with `ratios=` each
+  variable can have another rate.
+* Use `assign` and `assign_sub` of `self`, and `_get_variable_index`: on TensorFlow `update_step`
+  does not receive the Keras variable.
+* Do not decay, clip or average: the base class of Keras and the groups do this.
 
 ## Check it
 
-Ten lines of float64 NumPy are an independent opinion. Use sizes that differ from step to step, so
-that the bound is active in some steps and not in others.
+Compare the rule with a few lines of NumPy in float64. Use gradients whose lengths differ from step
+to step, so that the limit is active in some steps but not in others.
 """
 
 start = np.array([[0.5, -1.0], [2.0, 0.25]])
@@ -98,47 +100,44 @@ np.testing.assert_allclose(ops.convert_to_numpy(variable), w, rtol=1e-6)
 """
 ## In a group
 
-As any rule: the class, or `kgo.rule(class, ...)` with arguments. An argument may be a schedule; it
-is tried when the optimizer is made, and one that the rule does not read is an error.
+Use it like any other rule: pass the class, or `kgo.rule(class, ...)` with arguments. An argument
+can be a schedule. If the rule does not read this argument in `update_step`, making the optimizer
+raises an error.
 """
 
 
 def new_model():
-    """Returns a backbone and a head."""
+    """Returns a backbone and a head, which start from the same weights each time."""
     keras.utils.set_random_seed(1)
-    layers = [keras.layers.Dense(16, activation="relu", name="backbone")]
-    return keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(3, name="head")])
+    backbone = keras.layers.Dense(16, activation="relu", name="backbone")
+    return keras.Sequential([keras.Input((8,)), backbone, keras.layers.Dense(3, name="head")])
 
 
-def compiled(model):
-    """Compiles a model with the rule in its head."""
-    rising = kgo.schedules.Linear(0.5, total_steps=16, end_learning_rate=0.9)
-    optimizer = kgo.GroupedOptimizer(
-        [kgo.Group("head", "head", rule=kgo.rule(BoundedMomentum, momentum=rising, limit=0.5))],
-        ratios=[("head/bias", 2.0)],
-        model=model,
-        rule="adam",
-        learning_rate=0.01,
-        weight_decay=0.01,
-    )
-    model.compile(optimizer=optimizer, loss="mse")
-    return model
+def fit(model):
+    x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+    model.fit(x, x[:, :3] ** 2, batch_size=16, epochs=2, verbose=0, shuffle=False)
 
 
-model = compiled(new_model())
-model.optimizer.plan.summary()
-for binding in model.optimizer.plan.bindings():
-    print(binding)
-
-x = np.random.default_rng(0).normal(size=(64, 8)).astype("float32")
-y = x[:, :3] ** 2
-model.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
+model = new_model()
+rising = kgo.schedules.Linear(0.5, total_steps=16, end_learning_rate=0.9)
+optimizer = kgo.GroupedOptimizer(
+    [kgo.Group("head", "head", rule=kgo.rule(BoundedMomentum, momentum=rising, limit=0.5))],
+    ratios=[("head/bias", 2.0)],
+    model=model,
+    rule="adam",
+    learning_rate=0.01,
+    weight_decay=1.0,
+)
+optimizer.plan.summary()
+print(*optimizer.plan.bindings(), sep="\n")
+model.compile(optimizer=optimizer, loss="mse")
+fit(model)
 
 """
-## Saved and resumed
+## Save and resume
 
-The state is in the file under `group/layer path/slot`, and a resumed run goes on bit for bit. Other
-processes need the class: import the module that registers it.
+The file holds the state under `group/layer path/slot`, and a resumed run goes on bit for bit. In
+another process, import the module that registers the class before you load the file.
 """
 
 with tempfile.TemporaryDirectory() as folder:
@@ -148,23 +147,23 @@ with tempfile.TemporaryDirectory() as folder:
     print([key for key in keys if key.startswith("head/head/")])
     resumed = keras.saving.load_model(path)
 for each in (model, resumed):
-    each.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
-for one, other in zip(model.weights, resumed.weights, strict=True):
-    np.testing.assert_array_equal(*(ops.convert_to_numpy(v) for v in (one, other)))
+    fit(each)
+assert all(map(np.array_equal, model.get_weights(), resumed.get_weights()))
 
 """
 ## Speed
 
-A rule of your own moves one variable after another. Keras' SGD, Adam, AdamW, Lion, RMSprop and
-Adagrad, and our RAdam and Adan, move all variables of a group at once where the backend can. So
-does a subclass that leaves the update alone; one that replaces `update_step`, or the methods that
-assign, is obeyed and does without. `GroupedOptimizer(fused=False)` switches it off: the numbers are
-the same to rounding, and a file that was saved with it goes on without.
+Your rule moves one variable after another. SGD, Adam, AdamW, Lion, RMSprop and Adagrad of Keras,
+and our RAdam and Adan, move all variables of a group at once if the backend can (a fused step). A
+subclass that does not change the update does so too. If a subclass replaces `update_step` or the
+methods that assign, its methods are called for one variable after another.
+`GroupedOptimizer(fused=False)` switches fused steps off. The numbers agree up to rounding, and a
+file that was saved with fused steps can go on without them.
 """
 
 
 class QuietAdam(keras.optimizers.Adam):
-    """Has a shorter config: the update is Adam's, and so is its speed."""
+    """Has a shorter config. The update is that of Adam, so its step is fused."""
 
     def get_config(self):
         return {k: v for k, v in super().get_config().items() if k != "weight_decay"}
@@ -172,19 +171,18 @@ class QuietAdam(keras.optimizers.Adam):
 
 weights = []
 for fused in (True, False):
-    keras.utils.set_random_seed(0)
     model = new_model()
     model.compile(kgo.GroupedOptimizer(model=model, rule=QuietAdam, fused=fused), loss="mse")
-    model.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
+    fit(model)
     weights.append(model.get_weights())
 for one, other in zip(*weights, strict=True):
     np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 """
-## A recipe of your own
+## Write a recipe
 
-A recipe is a function that returns groups, or pairs of selector and ratio: nothing else is to be
-known. This one bounds the steps of what is new, and leaves biases to Adam.
+A recipe is a function that returns groups, or pairs of a selector and a ratio. This one trains the
+kernels of a new head by our rule and leaves the biases to Adam.
 """
 
 
@@ -199,7 +197,9 @@ optimizer = kgo.GroupedOptimizer(bounded_head("head", 0.5), model=model, rule="a
 assert [v.path for v in optimizer.plan["new"].variables] == ["head/kernel"]
 
 """
-A schedule of your own is a subclass of `kgo.schedules.Schedule`: [schedules](schedules.py). A rule
-that needs further passes through the model, as SAM does, is a `kgo.GradientRule`:
-[flat minima](sharpness.py).
+## Where to go from here
+
+* To write a schedule, subclass `kgo.schedules.Schedule`: see [schedules](schedules.py).
+* If a rule needs further passes through the model, as SAM does, subclass `kgo.GradientRule`: see
+  [flat minima](sharpness.py).
 """

@@ -137,7 +137,7 @@ saves its state once.
 
 ## Several devices
 
-Under a TensorFlow strategy (`MirroredStrategy`, `MultiWorkerMirroredStrategy`,
-`OneDeviceStrategy`) make the model and the optimizer in `strategy.scope()`. Other strategies are
-refused, and `jit_compile=True` fails. Batch statistics and dropout masks are per replica there.
+Under a TensorFlow strategy (`MirroredStrategy`, `MultiWorkerMirroredStrategy`, `OneDeviceStrategy`)
+make the model and the optimizer in `strategy.scope()`. Other strategies are refused, and
+`jit_compile=True` fails. Batch statistics and dropout masks are per replica there.
 """

@@ -1,16 +1,15 @@
 """
 Title: Choosing groups
-Description: Which recipe when, how to read a plan, find a rate, watch a run; what to start from.
+Description: Choose recipes, rules and rates, read a plan, find a rate, and watch a run.
 
-## What we want
+## What you will learn
 
-To decide who trains how: which rule, which rate, for which part of a model. A recipe writes the
+You will decide which part of a model trains by which rule and at which rate. Recipes write the
 usual answers as plain lists, the plan shows them before anything trains, a sweep suggests rates,
-and the logs say whether they were right. The last part is a page to look up: what to start from,
-by task.
+and the logs show whether they were right. The last section is a table of starting points by task.
 
-Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch`; nothing below changes. The query language and
-the pictures need the extras: `pip install keras-groupopt[xpath,plots]`.
+Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch`; nothing below changes. XPath queries and
+plots need extra packages: `pip install keras-groupopt[xpath,plots]`.
 """
 
 import dataclasses
@@ -33,30 +32,30 @@ for layer in backbone.layers:
         layer.kernel_regularizer = layer.kernel.regularizer = None
     if isinstance(layer, keras.layers.BatchNormalization):
         layer.trainable = False
-pictures = keras.Input((32, 32, 3))
-logits = keras.layers.Dense(10, name="head")(backbone(pictures, training=False))
-model = keras.Model(pictures, logits)
+head = keras.layers.Dense(10, name="head")
+model = keras.Sequential([keras.Input((32, 32, 3)), backbone, head])
 
 """
-## Which recipe when
+## Choose a recipe
 
-| you have | take | it returns |
+| you have | use | it returns |
 | --- | --- | --- |
-| a pretrained body and a new head | `recipes.backbone_and_head(model, 0.1)` | groups |
+| a pretrained backbone and a new head | `recipes.backbone_and_head(model, 0.1)` | groups |
 | a deep pretrained model, such as a transformer | `recipes.layerwise_decay(model, 0.75)` | ratios |
 | rates from fastai, `slice(1e-5, 1e-3)` | `recipes.discriminative(model, slice(...))` | groups |
 | matrices to train by Muon | `recipes.muon_with_adamw(model)` | groups |
-| a head that shall settle first | `recipes.gradual_unfreezing(model, steps)` | ratios |
+| a head that should train alone at first | `recipes.gradual_unfreezing(model, steps)` | ratios |
 | layers with `enable_lora` | `recipes.lora(model)` | groups |
-| phases that you end by hand | `optimizer.freeze_to(n)` | names of what trains now |
+| phases that you end by hand | `optimizer.freeze_to(n)` | names of the trained groups |
 | anything else | `kgo.Group(name, selector, ...)` | a group |
 
-Groups say who has which rule, decay and anchor. Ratios multiply rates, variable by variable, and
-leave the groups alone. So a recipe of groups and a recipe of ratios combine.
+Groups declare rules, decays and anchors. Ratios multiply the rates of variables and do not change
+the groups. So you can combine a recipe that returns groups with one that returns ratios.
 
-A recipe reads the layer graph, not names. It finds the head behind the last pooling or flattening,
-and a residual or attention block counts as one part. Where it would guess, it raises an error and
-asks for `head=` or `blocks=`. What it returns is a list that you can print and change.
+A recipe reads the layer graph, not names. It finds the head behind the last pooling or flattening
+layer, and treats a residual or attention block as one part. If the graph is ambiguous, the recipe
+raises an error that asks for `head=` or `blocks=`. A recipe returns a list that you can print and
+change.
 """
 
 groups = kgo.recipes.backbone_and_head(model, 0.3, anchor="initial", weight_decay=10.0)
@@ -73,8 +72,8 @@ assert [group.learning_rate_ratio for group in slower] == [0.1, None]
 """
 ## Groups by hand
 
-A selector is a path, a layer, or a combination by `|`, `&`, `~` and `-`. One that matches nothing
-is an error. `unclaimed="error"` asks for a group for everything.
+A selector is a path, a layer, or a combination by `|`, `&`, `~` and `-`. A selector that matches
+nothing raises an error. With `unclaimed="error"`, so does a variable that no group claims.
 """
 
 by_hand = [
@@ -86,9 +85,9 @@ plan = kgo.GroupedOptimizer(by_hand, model=model, rule="adam", unclaimed="error"
 assert [planned.name for planned in plan.groups] == ["biases", "body", "head"]
 
 """
-Where a question is about structure, ask the model as a document. `kgo.to_xml(model)` prints it: an
-element per layer, named as its class, and a `variable` for each weight. `kgo.xpath` takes XPath
-2.0.
+If you want to select by structure, query the model as an XML document. `kgo.to_xml(model)` returns
+it: each layer is an element with the name of its class, and each weight is a `variable` in it.
+`kgo.xpath` takes a query in XPath 2.0, such as `//Dense[@name='head']`.
 """
 
 print("\n".join(kgo.to_xml(model).splitlines()[:6]))
@@ -98,10 +97,11 @@ print([variable.path for variable in plan["wide"].variables])
 assert {variable.shape[-1] for variable in plan["wide"].variables} == {64}
 
 """
-## Rules and rates apart
+## Combine rules and rates
 
-Hidden matrices to Muon, the rest to AdamW, and all of them slower toward the input: written as
-groups that takes one per rule and depth. With `ratios=` it is two groups and one list.
+Suppose Muon should train the hidden matrices, AdamW the rest, and all of them slower toward the
+input. With groups alone you would need one per rule and depth. With `ratios=` you need two groups
+and one list of ratios.
 """
 
 tokens = keras.Input((12,), dtype="int32")
@@ -124,15 +124,15 @@ assert [v.path for v in optimizer.plan["muon"].variables] == [
 ]
 
 """
-`muon_with_adamw` gives Muon matrices of rank 2 only. A convnet has none below its head, and
-`keras.layers.MultiHeadAttention` has kernels of rank 3: those are AdamW's, and the recipe raises an
-error where nothing is left for Muon.
+`muon_with_adamw` gives only matrices (rank 2) to Muon. The kernels of convolutions and of
+`keras.layers.MultiHeadAttention` have higher ranks, so AdamW trains them. If nothing is left for
+Muon, the recipe raises an error.
 
-## One part after another
+## Train one part after another
 
-`gradual_unfreezing` gives ratios that are 0 up to a step. Nothing is compiled again, the moments of
-a part that waits are kept up, and a resumed run knows its stage. It may carry the ratios of another
-recipe. A part that waits still costs its gradient and its state.
+`gradual_unfreezing` returns ratios that are 0 until a step. Nothing is compiled again, the moments
+of a waiting part are updated, and a resumed run continues at its stage. It can start from the
+ratios of another recipe. A waiting part still costs its gradient and its state.
 """
 
 waiting = kgo.recipes.gradual_unfreezing(ratios, 10)
@@ -140,8 +140,8 @@ optimizer = kgo.GroupedOptimizer(ratios=waiting, model=model, rule="adam")
 print(*optimizer.plan.bindings(), sep="\n")
 
 """
-`freeze_to(n)` is fastai's: all groups before the `n`-th stop being `trainable`. They have no
-gradient, and `fit` compiles its step again. You say when the next phase begins.
+`freeze_to(n)` works as in fastai: it sets `trainable = False` in all groups before the `n`-th. They
+do not need a gradient, and `fit` compiles its step again. You decide when the next phase begins.
 """
 
 optimizer = kgo.GroupedOptimizer(by_hand[1:], model=model, rule="adam", unclaimed="freeze")
@@ -151,9 +151,9 @@ assert optimizer.freeze_to(0) == ["body", "head"]
 """
 ## LoRA
 
-Call `enable_lora` first, on the layers that shall have it; a kernel below it is frozen by Keras.
-`lora` gives the factor B 16 times the rate of A (LoRA+, arXiv:2402.12354). A head and biases stay
-in the default group, unless `freeze_rest=True`.
+Call `enable_lora` first, on the layers that you want to adapt. Keras freezes their kernels. The
+recipe `lora` gives the factor B 16 times the rate of A (LoRA+, arXiv:2402.12354). Heads and biases
+stay in the default group, unless you pass `freeze_rest=True`.
 """
 
 for name in ("first_up", "first_down", "second_up", "second_down"):
@@ -164,29 +164,32 @@ assert len(optimizer.plan["lora_a"].variables) == len(optimizer.plan["lora_b"].v
 """
 ## Look at the plan before training
 
-`summary` says who is where, at which rate, with which decay, and how much memory it takes; `at=`
-adds rates over the run, `expand=` lists variables. `bindings` says what drives what. `compare` says
-what a change of yours changes. `plot` draws the curves.
+| method of `optimizer.plan` | shows |
+| --- | --- |
+| `summary()` | the rate, the decay and the memory of each group |
+| `summary(expand=True)` | the variables of each group as well |
+| `summary(at=[0, 0.5, 1.0])` | the rates at these points of the run as well |
+| `bindings()` | which schedule drives which number |
+| `compare(other)` | what differs from another plan |
+| `plot()` | rates, ratios and decays over the run |
 """
 
-optimizer = kgo.GroupedOptimizer(
-    groups,
-    model=model,
-    rule="adam",
-    learning_rate=keras.optimizers.schedules.CosineDecay(3e-3, decay_steps=40),
-    global_clipnorm=1.0,
-)
+
+def optimizer_of(groups):
+    return kgo.GroupedOptimizer(
+        groups,
+        model=model,
+        rule="adam",
+        learning_rate=keras.optimizers.schedules.CosineDecay(3e-3, decay_steps=40),
+        global_clipnorm=1.0,
+    )
+
+
+optimizer = optimizer_of(groups)
 optimizer.plan.summary(at=[0, 0.5, 1.0])
 print(*optimizer.plan.bindings(), sep="\n")
 
-other = kgo.GroupedOptimizer(
-    slower,
-    model=model,
-    rule="adam",
-    learning_rate=keras.optimizers.schedules.CosineDecay(3e-3, decay_steps=40),
-    global_clipnorm=1.0,
-)
-difference = optimizer.plan.compare(other.plan)
+difference = optimizer.plan.compare(optimizer_of(slower).plan)
 print(difference)
 assert [change.subject for change in difference.groups_changed]
 
@@ -197,11 +200,11 @@ if importlib.util.find_spec("matplotlib"):
 """
 ## Find a rate
 
-`LearningRateFinder` raises the rate step by step until the loss diverges (arXiv:1506.01186), once
-per group with the others standing still, and once for all together with the ratios held. Then model
-and optimizer are what they were, bit for bit. A suggestion is a tenth of the rate with the lowest
-loss: a start. Losses of single batches are noisy, so plot the curves, and use batches and
-augmentation as in training.
+`LearningRateFinder` raises the rate step by step until the loss diverges (arXiv:1506.01186). It
+does so once per group while the others stand still, and once for all groups together with their
+ratios. Then it restores model and optimizer bit for bit. It suggests a tenth of the rate with the
+lowest loss. Take this as a start: losses of single batches are noisy, so plot the curves, and use
+the batches and the augmentation that you will train with.
 """
 
 data = np.load(assets / "fashion_mini.npz")
@@ -219,13 +222,14 @@ assert list(found.curves) == ["backbone", "head", None]
 assert all(map(np.array_equal, before, model.get_weights()))
 
 """
-`found.learning_rate` is for the base, and peak of its schedule. `found.suggestions` has one per
-group. Where they lie in another proportion than your ratios, try that proportion too: a sweep sees
-how fast each part may move, but not how far it should.
+`found.learning_rate` is a suggestion for the base rate, or for the peak of its schedule.
+`found.suggestions` has one rate per group. If their ratios differ from yours, try these ratios too.
+A sweep shows how fast each part can move, but not how far it should move.
 
-## Watch
+## Watch the run
 
-`GroupLogger` writes what each group does into the history, and so to CSV and TensorBoard.
+`GroupLogger` writes the rate of each group into the logs, and more if you ask for it. The history,
+`CSVLogger` and `TensorBoard` show the logs.
 """
 
 logger = kgo.GroupLogger(drift=True, gradient_norm=True, update_ratio=True, clip_share=True)
@@ -236,71 +240,87 @@ assert {"learning_rate_head", "update_ratio_backbone", "clip_share"} <= set(hist
 assert history.history["drift_backbone"][-1] > 0
 
 """
-* `update_ratio_<group>` is `‖Δw‖ / ‖w‖` of a step. About 1e-3 is a common rule of thumb. A group
-  far below the others hardly learns; one far above them forgets. It is the first thing to look at.
-* `drift_<group>`, where there is an anchor, is the distance from the pretrained weights. If it
-  grows without the loss falling, lower that group's ratio or raise its decay.
-* `clip_share` near 1 means that `global_clipnorm` shortens nearly every gradient. Under SGD the
-  limit then sets the step; Adam divides such a scale out again. Near 0 it only stops outliers.
-* `gradient_norm_<group>` shows which group the global norm is made of.
-* Skipped steps are counted, and a warning names the group at fault.
+* Look at `update_ratio_<group>` first. It is `‖Δw‖ / ‖w‖` of a step, and about 1e-3 is a common
+  rule of thumb. A group far below the others hardly learns, and a group far above them forgets.
+* `drift_<group>` is the distance of an anchored group from its anchor, here the pretrained weights.
+  If it grows while the loss does not fall, lower the ratio of the group or raise its decay.
+* `clip_share` near 1 means that `global_clipnorm` clips nearly each gradient. With SGD the limit
+  then sets the length of the steps, while Adam divides the scale out again. If it is near 0,
+  clipping affects outliers only.
+* `gradient_norm_<group>` shows which groups contribute to the global norm.
+* A step with gradients that are not finite is skipped and counted, and a warning names the group.
 
-Then change one thing at a time, in this order: base rate, ratios, decay, rule. A ratio is a
-variable: `optimizer.set_learning_rate_ratio("backbone", 0.1)` works in mid-run.
+Then change one thing at a time, in this order: base rate, ratios, decay, rule. You can change a
+ratio while you train: `optimizer.set_learning_rate_ratio("backbone", 0.1)`.
 
-## What to start from
+## Rules
 
-Starting points with their sources, no promises: papers tune for their own data, batch and length.
-Numbers are the papers'; where there is none, sweep. Take the row that is nearest, then watch.
+`rule=` takes a name, a class or an instance of any optimizer for Keras. The default is `"radam"`.
+These rules come from this package, and you can also pass their classes to `compile` alone, as in
+`kgo.Adan(1e-3)`:
+
+* `"radam"`, `"adan"`, `"lars"`, `"adabelief"` and `"nadamw"`.
+* `kgo.rule("lookahead", rule="adam")`, which works around any rule.
+* `"adafactor"`, `"muon"` and `"schedulefreeadamw"`, which are not correct in Keras within a group.
+  In our Adafactor, ratios hold, and matrices keep no full second moment. Our Muon raises an error
+  if a variable is not a matrix. Our schedule-free AdamW keeps its average on all backends.
+
+## Starting points
+
+The table gives starting points and their sources. Papers tune for their own data, batch size and
+number of steps, so begin with the nearest row and watch the run. The numbers are those of the
+papers. If a row has no rate, sweep.
 
 | task | rule | groups and ratios |
 | --- | --- | --- |
-| 1 few images, pretrained convnet | `"sgd"` or `"adam"` | `backbone_and_head`, `anchor="initial"` |
+| 1 few images, pretrained CNN | `"sgd"` or `"adam"` | `backbone_and_head`, `anchor="initial"` |
 | 2 images, pretrained transformer | `"adamw"` | `layerwise_decay` |
 | 3 text, pretrained encoder | `"adamw"` | `layerwise_decay`, or `discriminative` |
-| 4 convnet from scratch | `"sgd"`, momentum 0.9 | none |
-| 5 transformer from scratch | `"adamw"`, or Muon with it | `muon_with_adamw` |
+| 4 CNN from scratch | `"sgd"`, momentum 0.9 | none |
+| 5 transformer from scratch | `"adamw"`, or `"muon"` with it | `muon_with_adamw` for both |
 | 6 LoRA | `"adamw"` | `lora` |
 | 7 large batch | `"lars"`, `"lamb"` | biases and norms apart, for LARS |
-| 8 few or noisy labels | that of the task | that of the task, and `kgo.SAM` |
+| 8 few or noisy labels | as for the task | as for the task, and `kgo.SAM` |
 | 9 little memory | `"adafactor"`, `"lion"` | any; LoRA, or `frozen=True` |
 
 1. BiT trains the whole network by SGD with momentum 0.9 and a rate of 0.003 at batches of 512
-   (arXiv:1912.11370). Decay toward the pretrained weights in place of zero is L2-SP
-   (arXiv:1802.01483). With a new head, training all at once can distort good features; training the
-   head first helps on shifted data (arXiv:2202.10054): `gradual_unfreezing`, or `freeze_to`. If
-   only the input looks different, such as blurred pictures, the first layers may be all that has to
-   move; if only the labels mean something else, the last ones (arXiv:2210.11466).
-2. MAE fine-tunes by AdamW with a layer decay of 0.75 and a weight decay of 0.05
-   (arXiv:2111.06377). BEiT does likewise (arXiv:2106.08254).
-3. BERT took the best of 5e-5, 3e-5 and 2e-5, at batches of 16 or 32, for 2 to 4 epochs
-   (arXiv:1810.04805). ELECTRA added a layer decay of 0.8 for its smaller models and 0.9 for the
-   large one (arXiv:2003.10555). Few texts: a small rate, warm-up, bias correction (which Adam and
-   AdamW here have), and more steps make runs fail less often (arXiv:2006.04884). ULMFiT
-   divides the rate by 2.6 from layer to layer, and unfreezes from the top (arXiv:1801.06146):
-   `gradual_unfreezing(layerwise_decay(model, 1 / 2.6), steps)`.
-4. Rate 0.1 at a batch of 256, in proportion to the batch, after a warm-up of 5 epochs for large
-   ones (arXiv:1706.02677). One cycle is the short way (arXiv:1708.07120).
-5. Warm-up, then a cosine (arXiv:1608.03983), or a peak that is held and decays at the end, which
-   leaves the length open (arXiv:2404.06395). `"radam"`, the default here, was made to do without a
-   warm-up (arXiv:1908.03265). Muon's steps are scaled so that rates and decays of AdamW fit
-   (arXiv:2502.16982). Lion wants a rate 3 to 10 times smaller, and a decay as much larger
-   (arXiv:2302.06675). Adan bears larger rates than Adam (arXiv:2208.06677). `"schedulefreeadamw"`
-   wants a constant rate (arXiv:2405.15682).
-6. LoRA (arXiv:2106.09685) wants the highest rate that is stable, on all layers, and forgets less
-   than full training, but learns less too (arXiv:2405.09673). With a ratio of 16 for B the base
-   rate is that of A, so begin with a lower one than for plain LoRA.
-7. The rate of SGD grows with the batch, behind a warm-up (arXiv:1706.02677); that of the Adam
-   family with its square root (arXiv:2205.10287). LARS (arXiv:1708.03888) and LAMB
-   (arXiv:1904.00962) scale each variable's step by its own norms. A batch that does not fit is
-   `gradient_accumulation_steps=`.
-8. SAM does well where labels are wrong (arXiv:2010.01412), for two passes per step; see the guide
-   on flat minima. An average of the weights costs next to nothing (arXiv:1803.05407): `ema=`. Keep
-   what is pretrained near to where it was: smaller ratios, L2-SP, LoRA. `global_clipnorm=1.0` stops
-   outliers (arXiv:1211.5063).
-9. Adafactor keeps a row and a column per matrix (arXiv:1804.04235), Lion one array per weight where
-   Adam keeps two. A frozen group has no state, and `plan.summary()` counts the bytes.
+   (arXiv:1912.11370). Decay toward the pretrained weights instead of zero is L2-SP
+   (arXiv:1802.01483). If the head is new, training everything at once can distort good features,
+   and training the head first helps on shifted data (arXiv:2202.10054): use `gradual_unfreezing` or
+   `freeze_to`. If only the inputs differ, such as blurred pictures, training the first layers may
+   be enough. If only the meaning of the labels differs, training the last layers may be enough
+   (arXiv:2210.11466).
+2. MAE fine-tunes by AdamW with a layer decay of 0.75 and a weight decay of 0.05 (arXiv:2111.06377),
+   and so does BEiT (arXiv:2106.08254).
+3. BERT was fine-tuned at the best of the rates 5e-5, 3e-5 and 2e-5, at batches of 16 or 32, for 2
+   to 4 epochs (arXiv:1810.04805). ELECTRA added a layer decay of 0.8 for its smaller models and 0.9
+   for the large one (arXiv:2003.10555). If you have few texts, runs fail less often with a small
+   rate, a warm-up, bias correction (which Adam and AdamW have here) and more steps
+   (arXiv:2006.04884). ULMFiT divides the rate by 2.6 from layer to layer and unfreezes from the top
+   (arXiv:1801.06146): `gradual_unfreezing(layerwise_decay(model, 1 / 2.6), steps)`.
+4. A common rate is 0.1 at a batch of 256. It grows in proportion to the batch, and large batches
+   need a warm-up of 5 epochs (arXiv:1706.02677). One cycle trains in fewer epochs
+   (arXiv:1708.07120).
+5. Use a warm-up and then a cosine (arXiv:1608.03983), or a constant rate that decays at the end,
+   which leaves the number of steps open (arXiv:2404.06395). `"radam"`, the default here, was
+   designed to work without a warm-up (arXiv:1908.03265). The steps of Muon are scaled so that rates
+   and decays of AdamW fit (arXiv:2502.16982). Lion needs a rate that is 3 to 10 times smaller, and
+   a decay that is larger by the same factor (arXiv:2302.06675). Adan allows larger rates than Adam
+   (arXiv:2208.06677). `"schedulefreeadamw"` needs a constant rate (arXiv:2405.15682).
+6. Use LoRA (arXiv:2106.09685) on all layers, at the highest rate that is stable. It forgets less
+   than full training, but it also learns less (arXiv:2405.09673). If B has a ratio of 16, the base
+   rate is the rate of A, so begin with a lower one than for plain LoRA.
+7. The rate of SGD grows in proportion to the batch, after a warm-up (arXiv:1706.02677), and that of
+   Adam with the square root of the batch (arXiv:2205.10287). LARS (arXiv:1708.03888) and LAMB
+   (arXiv:1904.00962) scale the step of each variable by its norms. If a batch does not fit into
+   memory, use `gradient_accumulation_steps=`.
+8. SAM does well if labels are wrong (arXiv:2010.01412), and takes two passes per step: see [flat
+   minima](sharpness.py). An average of the weights costs little time (arXiv:1803.05407): use
+   `ema=`. Smaller ratios, L2-SP and LoRA keep pretrained weights near their start.
+   `global_clipnorm=1.0` clips outliers (arXiv:1211.5063).
+9. Adafactor keeps a row and a column per matrix (arXiv:1804.04235). Lion keeps one array per
+   weight, and Adam keeps two. A frozen group has no state. `plan.summary()` shows the bytes.
 
-No row at all? `kgo.GroupedOptimizer(model=model)` is RAdam at 1e-3: sweep the rate, and add a group
-when the logs show that one part wants another.
+If no row fits, start with `kgo.GroupedOptimizer(model=model)`, which is RAdam at 1e-3. Sweep the
+rate, and add a group if the logs show that one part needs another rate.
 """

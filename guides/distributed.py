@@ -15,7 +15,7 @@ the same on each device.
 | backend | API | gradients are averaged | loop |
 | --- | --- | --- | --- |
 | JAX | `keras.distribution.DataParallel`, `ModelParallel` | by the compiler | `fit` or your own |
-| TensorFlow | `tf.distribute.MirroredStrategy` | in `apply`, before anything else | `fit` or your own |
+| TensorFlow | `tf.distribute.MirroredStrategy` | first of all in `apply` | `fit` or your own |
 | torch | `torch.nn.parallel.DistributedDataParallel` | in `loss.backward()` | your own |
 
 Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch`. The guide runs the code for JAX and shows the

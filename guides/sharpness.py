@@ -52,8 +52,10 @@ belongs to one model.
 | `kgo.SingleGradient()` | of the batch, as in plain training | 1 |
 | `kgo.SAM(rho)` | at `w + ε`, with `‖ε‖ = rho` along the gradient (arXiv:2010.01412) | 2 |
 | `kgo.ASAM(rho, eta)` | the same, with `ε` in proportion to `abs(w)` (arXiv:2102.11600) | 2 |
-| `kgo.LookSAM(rho, every)` | of SAM in each `every`-th step, reused between (arXiv:2203.02714) | 1–2 |
-| `kgo.GSAM(rho, alpha)` | of SAM, and it lowers the gap between both losses (arXiv:2203.08065) | 2 |
+| `kgo.LookSAM(rho, every)` | of SAM in some steps, reused in others (arXiv:2203.02714) | 1–2 |
+| `kgo.GSAM(rho, alpha)` | of SAM, lowering the gap of both losses (arXiv:2203.08065) | 2 |
+
+`LookSAM` takes the second pass in each `every`-th step, by default in each fifth.
 
 Begin with `SAM(0.05)`.
 

@@ -1,6 +1,6 @@
 """
 Title: Writing a rule
-Description: Write an update rule as one small class, and use it in a group with schedules and files.
+Description: Write an update rule as one small class; use it in a group, schedule it, save it.
 
 ## What you will learn
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import os
 import pathlib
@@ -83,24 +84,35 @@ def new_process(tmp_path: pathlib.Path) -> Callable[..., str]:
     backend is the same, the working folder is the test's `tmp_path`. A failure shows all that the
     process wrote.
     """
+    return functools.partial(run_in, tmp_path)
 
-    def run(program: str | pathlib.Path, *arguments: str, env: dict[str, str] | None = None) -> str:
-        paths = [
-            str(REPOSITORY),
-            str(REPOSITORY / "tests" / "support"),
-            *(path for path in sys.path if path.endswith("without_tensorflow")),
-        ]
-        command = [str(program)] if isinstance(program, pathlib.Path) else ["-c", program]
-        done = subprocess.run(
-            [sys.executable, *command, *arguments],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(env or {})},
-            check=False,
-        )
-        if done.returncode:
-            pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}", pytrace=False)
-        return done.stdout
 
-    return run
+@pytest.fixture(scope="session")
+def new_process_in() -> Callable[..., str]:
+    """As `new_process`, with the working folder as the first argument."""
+    return run_in
+
+
+def run_in(
+    folder: pathlib.Path,
+    program: str | pathlib.Path,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+) -> str:
+    paths = [
+        str(REPOSITORY),
+        str(REPOSITORY / "tests" / "support"),
+        *(path for path in sys.path if path.endswith("without_tensorflow")),
+    ]
+    command = [str(program)] if isinstance(program, pathlib.Path) else ["-c", program]
+    done = subprocess.run(
+        [sys.executable, *command, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(env or {})},
+        check=False,
+    )
+    if done.returncode:
+        pytest.fail(f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}", pytrace=False)
+    return done.stdout

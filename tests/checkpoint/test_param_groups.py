@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import keras
+import models
 import numpy as np
 import pytest
+from bad_input import pattern, rows
 
 import keras_groupopt as kgo
 
@@ -14,13 +16,7 @@ STEPS = 20
 
 
 def two_layers():
-    keras.utils.set_random_seed(3)
-    layers = [
-        keras.Input((4,)),
-        keras.layers.Dense(5, name="body"),
-        keras.layers.Dense(2, name="head"),
-    ]
-    return keras.Sequential(layers)
+    return models.dense(body=5, head=2)
 
 
 def gradients(model, step):
@@ -28,20 +24,16 @@ def gradients(model, step):
     return [random.normal(size=v.shape).astype("float32") for v in model.trainable_variables]
 
 
-def weights(variables):
-    return [np.array(keras.ops.convert_to_numpy(v)) for v in variables]
-
-
 def trained_here(optimizer, model):
     for step in range(STEPS):
         values = [keras.ops.convert_to_tensor(g) for g in gradients(model, step)]
         optimizer.apply(values, model.trainable_variables)
-    return weights(model.trainable_variables)
+    return model.get_weights()
 
 
 def trained_by_torch(cls, groups, model, **arguments):
     """Groups as dicts whose `params` are places among the model's variables."""
-    values = [torch.nn.Parameter(torch.tensor(w)) for w in weights(model.trainable_variables)]
+    values = [torch.nn.Parameter(torch.tensor(w)) for w in model.get_weights()]
     entries = [{**group, "params": [values[i] for i in group["params"]]} for group in groups]
     optimizer = cls(entries, **arguments)
     for step in range(STEPS):
@@ -51,27 +43,32 @@ def trained_by_torch(cls, groups, model, **arguments):
     return [value.detach().numpy() for value in values]
 
 
+def body(**options):
+    return {"params": [0, 1], **options}
+
+
+def head(**options):
+    return {"params": [2, 3], **options}
+
+
+ALL = {"params": [0, 1, 2, 3]}
+SLOW, FAST = {"lr": 1e-3}, {"lr": 1e-2}
+DECOUPLED = {"decoupled_weight_decay": True}
 RUNS = {
     "AdamW": (
         "adamw",
-        [
-            {"params": [0, 1], "lr": 1e-3, "betas": (0.8, 0.95)},
-            {"params": [2, 3], "weight_decay": 0.0},
-        ],
-        {"lr": 1e-2, "weight_decay": 0.1},
+        [body(betas=(0.8, 0.95), **SLOW), head(weight_decay=0.0)],
+        FAST | {"weight_decay": 0.1},
     ),
-    "AdamW as it is": ("adamw", [{"params": [0, 1, 2, 3]}], {}),
+    "AdamW as it is": ("adamw", [ALL], {}),
     "Adam with AMSGrad": (
         "adam",
         [{"params": [0, 2], "amsgrad": True}, {"params": [1, 3], "betas": (0.85, 0.99)}],
-        {"lr": 1e-2},
+        FAST,
     ),
     "SGD": (
         "sgd",
-        [
-            {"params": [0, 1], "lr": 0.01, "weight_decay": 0.1},
-            {"params": [2, 3], "momentum": 0.9, "nesterov": True},
-        ],
+        [body(lr=0.01, weight_decay=0.1), head(momentum=0.9, nesterov=True)],
         {"lr": 0.1},
     ),
     "SGD without a common rate": (
@@ -79,28 +76,18 @@ RUNS = {
         [{"params": [0], "lr": 0.01}, {"params": [1, 2, 3], "lr": 0.1}],
         {},
     ),
-    "RAdam": ("radam", [{"params": [0, 1], "lr": 1e-3}, {"params": [2, 3]}], {"lr": 1e-2}),
-    "Adagrad": ("adagrad", [{"params": [0, 1, 2, 3]}], {"eps": 1e-6}),
-    "RMSprop": (
-        "rmsprop",
-        [{"params": [0, 1], "alpha": 0.9}, {"params": [2, 3], "momentum": 0.5}],
-        {},
-    ),
+    "RAdam": ("radam", [body(**SLOW), head()], FAST),
+    "Adagrad": ("adagrad", [ALL], {"eps": 1e-6}),
+    "RMSprop": ("rmsprop", [body(alpha=0.9), head(momentum=0.5)], {}),
     "NAdam": (
         "nadamw",
-        [{"params": [0, 1], "lr": 1e-3, "decoupled_weight_decay": True}, {"params": [2, 3]}],
-        {"lr": 1e-2, "weight_decay": 0.1, "decoupled_weight_decay": True},
+        [body(**SLOW, **DECOUPLED), head()],
+        FAST | DECOUPLED | {"weight_decay": 0.1},
     ),
 }
-CLASSES = {
-    "adamw": torch.optim.AdamW,
-    "adam": torch.optim.Adam,
-    "sgd": torch.optim.SGD,
-    "adagrad": torch.optim.Adagrad,
-    "radam": torch.optim.RAdam,
-    "rmsprop": torch.optim.RMSprop,
-    "nadamw": torch.optim.NAdam,
-}
+NAMES = ("AdamW", "Adam", "SGD", "Adagrad", "RAdam", "RMSprop", "NAdam")
+CLASSES = {name.lower(): getattr(torch.optim, name) for name in NAMES}
+CLASSES["nadamw"] = CLASSES.pop("nadam")
 
 
 @pytest.mark.parametrize(("rule", "groups", "arguments"), RUNS.values(), ids=RUNS)
@@ -110,8 +97,7 @@ def test_it_trains_as_torch_does(rule, groups, arguments):
     variables = model.trainable_variables
     entries = [{**group, "params": [variables[i] for i in group["params"]]} for group in groups]
     ours = trained_here(kgo.from_param_groups(entries, model, rule, **arguments), model)
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)
+    models.assert_equal(ours, theirs, rtol=2e-6, atol=2e-6)
 
 
 def test_params_may_be_layers_paths_and_selectors():
@@ -176,61 +162,53 @@ def test_a_torch_optimizer_as_it_is_made_is_taken_with_all_its_keys(rule):
     assert float(optimizer.learning_rate) == np.float32(theirs.defaults["lr"])
 
 
-BAD = {
-    "an unknown key": ([{"params": "body", "weight_decey": 0.1}], {}, ValueError, "`weight_decay`"),
-    "our name for a key": ([{"params": "body", "epsilon": 1.0}], {}, ValueError, "`eps`"),
-    "one of the betas": ([{"params": "body", "beta_1": 0.9}], {}, ValueError, "`betas`"),
-    "dampening": (
-        [{"params": "**", "dampening": 0.1}],
-        {"rule": "sgd"},
-        ValueError,
-        "`dampening` must not be set",
-    ),
-    "maximize": ([{"params": "**"}], {"maximize": True}, ValueError, "Negate the loss"),
-    "a coupled decay": (
-        [{"params": "**", "weight_decay": 0.1}],
-        {"rule": "adam"},
-        ValueError,
-        "must be decoupled",
-    ),
-    "three betas": ([{"params": "**", "betas": (0.9, 0.9, 0.9)}], {}, ValueError, "2 numbers"),
-    "a negative rate": ([{"params": "**", "lr": -1.0}], {}, ValueError, "finite number >= 0"),
-    "no parameters": ([{"lr": 0.1}], {}, ValueError, "`params` must be given"),
-    "empty groups": ([{"params": []}], {}, ValueError, "must have parameters"),
-    "a weight of another model": (
-        [{"params": [keras.Variable(1.0)]}],
-        {},
-        ValueError,
-        "weights of `model`",
-    ),
-    "a tensor": ([{"params": [np.ones(3)]}], {}, ValueError, "no weight of it"),
-    "a name that is none": ([{"params": "**", "name": ["a"]}], {}, TypeError, "must be a string"),
-    "one name twice": (
-        [{"params": "body", "name": "a"}, {"params": "head", "name": "a"}],
-        {},
-        ValueError,
-        "must be unique",
-    ),
-    "a layer left out": ([{"params": "body"}], {}, ValueError, "head/kernel"),
-    "a path that is none": ([{"params": "boddy"}], {}, ValueError, "body"),
-    "dicts and parameters": ([{"params": "body"}, "head"], {}, TypeError, "must hold dicts"),
-    "an optimizer": (
-        torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]),
-        {},
-        TypeError,
-        "Pass its `param_groups`",
-    ),
-    "an instance as rule": (
-        [{"params": "**"}],
-        {"rule": keras.optimizers.SGD(0.1)},
-        TypeError,
-        "`rule` must be a name",
-    ),
-}
+def everything(**options):
+    return [{"params": "**", **options}]
 
 
-@pytest.mark.parametrize(("groups", "arguments", "error", "said"), BAD.values(), ids=BAD)
-def test_what_has_no_counterpart_is_refused(groups, arguments, error, said):
-    with pytest.raises(error) as caught:
-        kgo.from_param_groups(groups, two_layers(), **arguments)
-    assert said in str(caught.value)
+BAD = [
+    *rows(
+        ValueError,
+        (lambda model: take(model, [{"params": "body", "weight_decey": 0.1}]), "`weight_decay`"),
+        (lambda model: take(model, [{"params": "body", "epsilon": 1.0}]), "`eps`"),
+        (lambda model: take(model, [{"params": "body", "beta_1": 0.9}]), "`betas`"),
+        (
+            lambda model: take(model, everything(dampening=0.1), "sgd"),
+            "`dampening` must not be set",
+        ),
+        (lambda model: take(model, everything(), maximize=True), "Negate the loss"),
+        (lambda model: take(model, everything(weight_decay=0.1), "adam"), "must be decoupled"),
+        (lambda model: take(model, everything(betas=(0.9, 0.9, 0.9))), "2 numbers"),
+        (lambda model: take(model, everything(lr=-1.0)), "finite number >= 0"),
+        (lambda model: take(model, [{"lr": 0.1}]), "`params` must be given"),
+        (lambda model: take(model, [{"params": []}]), "must have parameters"),
+        (lambda model: take(model, [{"params": [keras.Variable(1.0)]}]), "weights of `model`"),
+        (lambda model: take(model, [{"params": [np.ones(3)]}]), "no weight of it"),
+        (
+            lambda model: take(model, [{"params": p, "name": "a"} for p in ("body", "head")]),
+            "must be unique",
+        ),
+        (lambda model: take(model, [{"params": "body"}]), "head/kernel"),
+        (lambda model: take(model, [{"params": "boddy"}]), "body"),
+    ),
+    *rows(
+        TypeError,
+        (lambda model: take(model, everything(name=["a"])), "must be a string"),
+        (lambda model: take(model, [{"params": "body"}, "head"]), "must hold dicts"),
+        (
+            lambda model: take(model, torch.optim.SGD([torch.nn.Parameter(torch.ones(1))])),
+            "Pass its `param_groups`",
+        ),
+        (lambda model: take(model, everything(), keras.optimizers.SGD(0.1)), "`rule` must be a na"),
+    ),
+]
+
+
+def take(model, groups, rule="adamw", **options):
+    return kgo.from_param_groups(groups, model, rule, **options)
+
+
+@pytest.mark.parametrize(("call", "error", "text"), BAD)
+def test_what_has_no_counterpart_is_refused(call, error, text):
+    with pytest.raises(error, match=pattern(text)):
+        call(two_layers())

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
-import threading
+import shutil
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import saving_models
-from saving_models import X, Y, assert_equal, compiled, fit, groups, state, train
+from saving_models import (
+    X,
+    Y,
+    assert_equal,
+    compiled,
+    either_way,
+    groups,
+    load,
+    new_head,
+    refused,
+    save,
+    train,
+)
 
 import keras_groupopt as kgo
 
+CosineDecay = keras.optimizers.schedules.CosineDecay
 BACKBONE: dict[str, Any] = {"learning_rate_ratio": 0.25, "anchor": "initial"}
 
 
 def with_head(name: str, width: int = 2) -> keras.Model:
     """The nested model with a head of its own."""
-    inputs = keras.Input((4,))
-    body = saving_models.nested().get_layer("body")
-    model = keras.Model(inputs, keras.layers.Dense(width, name=name)(body(inputs)))
-    saving_models.fill(model, seed=2)
+    model = saving_models.fill(new_head(name, width), seed=2)
     head = kgo.Group("head", name, rule=kgo.rule("sgd", momentum=0.5), weight_decay=0.0)
-    optimizer = saving_models.optimizer(model, [named()[0], head])
-    model.compile(optimizer=optimizer, loss="mse")
+    model.compile(saving_models.optimizer(model, [named()[0], head]), loss="mse")
     return model
 
 
@@ -38,54 +48,56 @@ def split() -> list[kgo.Group]:
     return [first, kgo.Group("backbone", "body/dense", **BACKBONE), groups()[1]]
 
 
+HEAD, RULE = {"head/head", "head/@rule"}, {f"backbone/{p}" for p in ("body/f", "body/d", "@rule")}
+
+
+def scalars_of(group: str) -> set[str]:
+    return {f"{group}/", f"@learning_rate_ratio/{group}", f"@weight_decay/{group}"}
+
+
 # What has changed: the model, renames, and the prefixes of all that is fresh and all that is
 # dropped.
 CHANGES: dict[str, tuple[Any, dict[str, str], set[str], set[str]]] = {
-    "nothing": (lambda: compiled(seed=2), {}, set(), set()),
+    "nothing": (compiled, {}, set(), set()),
     "a layer's name": (
-        lambda: with_head("classifier"),
+        lambda **_: with_head("classifier"),
         {},
         {"head/classifier", "head/@rule"},
-        {"head/head", "head/@rule"},
+        HEAD,
     ),
     "a layer's name, told": (
-        lambda: with_head("classifier"),
+        lambda **_: with_head("classifier"),
         {"head": "classifier"},
         set(),
         set(),
     ),
-    "a head's width": (
-        lambda: with_head("head", width=5),
-        {},
-        {"head/head", "head/@rule"},
-        {"head/head", "head/@rule"},
-    ),
+    "a head's width": (lambda **_: with_head("head", width=5), {}, HEAD, HEAD),
     "a group's name": (
-        lambda: compiled(seed=2, groups_=named("trunk")),
+        lambda **given: compiled(groups_=named("trunk"), **given),
         {},
-        {"trunk/", "@learning_rate_ratio/trunk", "@weight_decay/trunk"},
-        {"backbone/", "@learning_rate_ratio/backbone", "@weight_decay/backbone"},
+        scalars_of("trunk"),
+        scalars_of("backbone"),
     ),
     "a group's name, told": (
-        lambda: compiled(seed=2, groups_=named("trunk")),
+        lambda **given: compiled(groups_=named("trunk"), **given),
         {"group:backbone": "group:trunk"},
         set(),
         set(),
     ),
     "a group split": (
-        lambda: compiled(seed=2, groups_=split()),
+        lambda **given: compiled(groups_=split(), **given),
         {},
-        {"first/", "@learning_rate_ratio/first", "@weight_decay/first"},
+        scalars_of("first"),
         {"backbone/body/first"},
     ),
     "a rule": (
-        lambda: compiled(seed=2, groups_=named(rule="nadam")),
+        lambda **given: compiled(groups_=named(rule="nadam"), **given),
         {},
-        {"backbone/body/first", "backbone/body/dense", "backbone/@rule"},
-        {"backbone/body/first", "backbone/body/dense", "backbone/@rule"},
+        RULE,
+        RULE,
     ),
     "a number made a schedule": (
-        lambda: compiled(seed=2, learning_rate=keras.optimizers.schedules.CosineDecay(0.125, 10)),
+        lambda **given: compiled(learning_rate=CosineDecay(0.125, 10), **given),
         {},
         set(),
         {"@learning_rate"},
@@ -97,33 +109,37 @@ def prefixes(keys: list[str], known: set[str]) -> set[str]:
     return {next((prefix for prefix in known if key.startswith(prefix)), key) for key in keys}
 
 
-@pytest.mark.parametrize("built", [True, False], ids=["built", "not built"])
+@either_way
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_matches_by_path_is_kept_and_the_rest_is_listed(change, built):
+def test_what_matches_by_path_is_kept_and_the_rest_is_listed(change, build):
     make, renames, fresh, dropped = CHANGES[change]
-    source = train(compiled())
-    store: dict[str, Any] = {}
-    source.optimizer.save_own_variables(store)
-    model = make()
-    if built:
+    source, model = train(compiled()), make(seed=2)
+    if build:
         model.optimizer.build(model.trainable_variables)
     with kgo.resuming(strict=False, renames=renames) as report:
-        model.optimizer.load_own_variables(store)
-        if not built:
-            assert report.status == "waits for the build"
-    if not built:  # the terms hold beyond the block, for the load that began in it
-        model.optimizer.build(model.trainable_variables)
+        model.optimizer.load_own_variables(store_of(source))
+        assert report.status == ("loaded" if build else "waits for the build")
+    # The terms hold beyond the block, for the load that began in it.
+    model.optimizer.build(model.trainable_variables)
     assert report.status == "loaded"
     assert prefixes(report.fresh, fresh) == fresh
     assert prefixes(report.dropped, dropped) == dropped
-    saved = source.optimizer.state_dict()
     now = model.optimizer.state_dict()
     assert sorted(report.kept + report.fresh) == sorted(now["manifest"]["state"])
-    for key in report.kept:
-        np.testing.assert_array_equal(
-            value_of(now, key), value_of(saved, report.renamed.get(key, key)), err_msg=key
-        )
+    assert_kept(report, now, source.optimizer.state_dict())
     assert f"{len(report.kept)} kept, {len(report.fresh)} fresh" in str(report)
+
+
+def store_of(model: keras.Model) -> dict[str, Any]:
+    store: dict[str, Any] = {}
+    model.optimizer.save_own_variables(store)
+    return store
+
+
+def assert_kept(report: Any, now: dict[str, Any], saved: dict[str, Any]) -> None:
+    for key in report.kept:
+        before = value_of(saved, report.renamed.get(key, key))
+        np.testing.assert_array_equal(value_of(now, key), before, err_msg=key)
 
 
 def value_of(nested: dict[str, Any], key: str) -> np.ndarray:
@@ -136,9 +152,8 @@ def value_of(nested: dict[str, Any], key: str) -> np.ndarray:
 
 @pytest.mark.parametrize("ending", [".keras", ".weights.h5"])
 def test_renamed_layers_and_groups_go_on_bit_for_bit(ending, tmp_path):
-    path = tmp_path / f"model{ending}"
     source = train(compiled())
-    (source.save if ending == ".keras" else source.save_weights)(path)
+    path = save(source, tmp_path / f"model{ending}")
     model = with_head("classifier")
     model.optimizer.build(model.trainable_variables)
     with pytest.raises(ValueError, match=r"head/classifier/kernel/momentums is not saved"):
@@ -146,46 +161,33 @@ def test_renamed_layers_and_groups_go_on_bit_for_bit(ending, tmp_path):
     with kgo.resuming(renames={"head": "classifier"}) as report:
         model.load_weights(path)
     assert not report.fresh
-    for one in (model, source):
-        train(one, 2)
-    for value, expected in zip(model.get_weights(), source.get_weights(), strict=True):
-        np.testing.assert_array_equal(value, expected)
+    np.testing.assert_equal(train(model, 2).get_weights(), train(source, 2).get_weights())
 
 
 def test_a_group_that_starts_over_takes_the_steps_of_a_new_optimizer():
     source = train(compiled(rule="adam", groups_=named(rule="sgd")), 50)
-    store: dict[str, Any] = {}
-    source.optimizer.save_own_variables(store)
     declared = [kgo.Group("backbone", "body", weight_decay=0.0), groups()[1]]
     model, new = (compiled(groups_=declared) for _ in range(2))
     with kgo.resuming(strict=False):
-        model.optimizer.load_own_variables(store)
+        model.optimizer.load_own_variables(store_of(source))
     model.optimizer.build(model.trainable_variables)
-    gradients = [np.full(v.shape, 0.1, "float32") for v in model.trainable_variables]
     for one in (model, new):
-        one.optimizer.apply(
-            [keras.ops.convert_to_tensor(g) for g in gradients], one.trainable_variables
-        )
+        variables = one.trainable_variables
+        one.optimizer.apply([keras.ops.full(v.shape, 0.1) for v in variables], variables)
     assert int(model.optimizer.iterations.numpy()) == 51
-    for value, expected in zip(model.get_weights()[:4], new.get_weights()[:4], strict=True):
-        np.testing.assert_array_equal(value, expected)
+    np.testing.assert_equal(model.get_weights()[:4], new.get_weights()[:4])
     # And so it does after another save and load.
-    store = {}
-    model.optimizer.save_own_variables(store)
     again = compiled(groups_=declared)
-    again.optimizer.load_own_variables(store)
+    again.optimizer.load_own_variables(store_of(model))
     again.set_weights(model.get_weights())
     assert_equal(train(again, 1), train(model, 1))
 
 
-@pytest.mark.parametrize("built", [True, False], ids=["built", "not built"])
-def test_fresh_anchors_of_a_run_that_has_not_begun_are_the_loaded_weights(built, tmp_path):
-    train(compiled()).save_weights(tmp_path / "model.weights.h5")
-    model = compiled(seed=2, groups_=split())
-    if built:
-        model.optimizer.build(model.trainable_variables)
+@either_way
+def test_fresh_anchors_of_a_run_that_has_not_begun_are_the_loaded_weights(build, tmp_path):
+    model = compiled(seed=2, groups_=split(), build=build)
     with kgo.resuming(strict=False):
-        model.load_weights(tmp_path / "model.weights.h5")
+        model.load_weights(save(train(compiled()), tmp_path / "model.weights.h5"))
     model.optimizer.build(model.trainable_variables)
     drift = {name: float(value) for name, value in model.optimizer.anchor_drift().items()}
     assert drift["first"] == 0.0  # its anchor is fresh
@@ -206,22 +208,16 @@ def test_fresh_anchors_of_a_run_that_has_not_begun_are_the_loaded_weights(built,
     ],
 )
 def test_a_mistyped_rename_is_an_error_and_nothing_is_loaded(renames, error, message):
-    store: dict[str, Any] = {}
-    train(compiled()).optimizer.save_own_variables(store)
+    store = store_of(train(compiled()))
     model = with_head("classifier")
     model.optimizer.build(model.trainable_variables)
-    before = state(model)
-    with pytest.raises(error, match=message), kgo.resuming(strict=False, renames=renames):
+    with refused(model, error, message), kgo.resuming(strict=False, renames=renames):
         model.optimizer.load_own_variables(store)
-    for value, expected in zip(state(model), before, strict=True):
-        np.testing.assert_array_equal(value, expected)
 
 
 def test_a_refusal_that_keras_swallows_is_in_the_report(tmp_path):
-    path = tmp_path / "model.weights.h5"
-    train(compiled()).save_weights(path)
-    model = compiled(seed=2, groups_=split())
-    model.optimizer.build(model.trainable_variables)
+    path = save(train(compiled()), tmp_path / "model.weights.h5")
+    model = compiled(seed=2, groups_=split(), build=True)
     with kgo.resuming() as report, pytest.warns(UserWarning, match="Nothing was loaded"):
         model.load_weights(path, skip_mismatch=True)
     assert (report.status, report.kept) == ("refused", [])
@@ -229,34 +225,23 @@ def test_a_refusal_that_keras_swallows_is_in_the_report(tmp_path):
 
 
 def test_the_innermost_terms_hold_and_the_outer_ones_return():
-    store: dict[str, Any] = {}
-    train(compiled()).optimizer.save_own_variables(store)
+    store = store_of(train(compiled()))
+    refusal = pytest.raises(ValueError, match="Nothing was loaded")
 
-    def load() -> None:
-        model = compiled(seed=2, groups_=split())
-        model.optimizer.build(model.trainable_variables)
+    def load_it() -> None:
+        model = compiled(seed=2, groups_=split(), build=True)
         model.optimizer.load_own_variables(store)
 
     with kgo.resuming(strict=False) as outer:
-        with pytest.raises(ValueError, match="Nothing was loaded"), kgo.resuming() as inner:
-            load()
+        with refusal, kgo.resuming() as inner:
+            load_it()
         assert (inner.status, outer.status) == ("refused", "nothing loaded")
-        failures: list[BaseException] = []
-
-        def elsewhere() -> None:
-            try:
-                load()
-            except ValueError as error:
-                failures.append(error)
-
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-        assert len(failures) == 1  # another thread has terms of its own
-        load()
+        with refusal, concurrent.futures.ThreadPoolExecutor() as pool:
+            pool.submit(load_it).result()  # another thread has terms of its own
+        load_it()
     assert outer.status == "loaded"
-    with pytest.raises(ValueError, match="Nothing was loaded"):
-        load()
+    with refusal:
+        load_it()
 
 
 # Switched on and off ------------------------------------------------------------------------------
@@ -269,50 +254,40 @@ SWITCHES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("built", [True, False], ids=["built", "not built"])
+@either_way
 @pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
 @pytest.mark.parametrize("switch", SWITCHES)
-def test_what_is_switched_on_or_off_leaves_the_rest_as_it_was(switch, on, built, tmp_path):
-    plain, switched = {}, SWITCHES[switch]
-    before, after = (plain, switched) if on else (switched, plain)
+def test_what_is_switched_on_or_off_leaves_the_rest_as_it_was(switch, on, build, tmp_path):
+    before, after = ({}, SWITCHES[switch]) if on else (SWITCHES[switch], {})
     # Pairs of equal micro-batches make the steps of a run without accumulation.
     source = train(compiled(**before), 8)
-    source.save_weights(tmp_path / "model.weights.h5")
-    model = compiled(seed=2, **after)
-    if built:
-        model.optimizer.build(model.trainable_variables)
+    model = compiled(seed=2, build=build, **after)
     with kgo.resuming() as report:
-        model.load_weights(tmp_path / "model.weights.h5")
+        model.load_weights(save(source, tmp_path / "model.weights.h5"))
     model.optimizer.build(model.trainable_variables)
-    changed = report.fresh if on else report.dropped
-    own = ("@accumulator", "@average", "@micro_batches", "@accumulated_weight", "@averages_made")
+    changed, none = (report.fresh, report.dropped) if on else (report.dropped, report.fresh)
+    own = {"@accumulator", "@average", "@micro_batches", "@accumulated_weight", "@averages_made"}
     assert changed
-    assert all(key.split("/")[-1] in (*own, "@ema_momentum") for key in changed)
-    assert (report.dropped if on else report.fresh) == []
-    saved, now = source.optimizer.state_dict(), model.optimizer.state_dict()
-    for key in report.kept:
-        np.testing.assert_array_equal(value_of(now, key), value_of(saved, key), err_msg=key)
+    assert {key.split("/")[-1] for key in changed} <= own | {"@ema_momentum"}
+    assert none == []
+    assert_kept(report, model.optimizer.state_dict(), source.optimizer.state_dict())
 
 
-@pytest.mark.parametrize("pending", [0, 1])
-def test_an_open_window_that_is_dropped_is_told(pending, caplog):
-    source = train(compiled(gradient_accumulation_steps=2), 4 + pending)
-    model = compiled(seed=2)
-    model.optimizer.build(model.trainable_variables)
+@pytest.mark.parametrize(
+    ("options", "steps", "text"),
+    [
+        ({"gradient_accumulation_steps": 2}, 4, None),
+        ({"gradient_accumulation_steps": 2}, 5, "its 1 micro-batches are lost"),
+        ({"ema": kgo.EMA(0.5)}, 3, "averages of the weights over 3 steps; they are left out"),
+    ],
+    ids=["a closed window", "an open window", "averages"],
+)
+def test_what_is_left_out_is_told(options, steps, text, caplog):
+    source, model = train(compiled(**options), steps), compiled(seed=2, build=True)
     with caplog.at_level(logging.WARNING):
         model.optimizer.load_state_dict(source.optimizer.state_dict())
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == pending
-    assert all("its 1 micro-batches are lost" in message for message in told)
-
-
-def test_averages_that_are_left_out_are_told(caplog):
-    source = train(compiled(ema=kgo.EMA(0.5)), 3)
-    model = compiled(seed=2)
-    model.optimizer.build(model.trainable_variables)
-    with caplog.at_level(logging.WARNING):
-        model.optimizer.load_state_dict(source.optimizer.state_dict())
-    assert "averages of the weights over 3 steps; they are left out" in caplog.text
+    assert len(caplog.records) == (text is not None)
+    assert text is None or text in caplog.text
 
 
 @pytest.mark.parametrize("averages", [(kgo.EMA(0.5), kgo.SWA()), (kgo.SWA(), kgo.EMA(0.5))])
@@ -332,10 +307,8 @@ def test_averages_of_another_kind_begin_anew_at_the_present_weights(averages, ca
 
 def test_averages_that_are_switched_on_start_at_the_loaded_weights(tmp_path):
     source = train(compiled())
-    source.save_weights(tmp_path / "model.weights.h5")
-    model = compiled(seed=2, ema=kgo.EMA(0.5))
-    model.optimizer.build(model.trainable_variables)
-    model.load_weights(tmp_path / "model.weights.h5")
+    model = compiled(seed=2, ema=kgo.EMA(0.5), build=True)
+    model.load_weights(save(source, tmp_path / "model.weights.h5"))
     train(model, 1)
     average = model.optimizer.state_dict()["groups"]["head"]["head/kernel"]["@average"]
     before, after = source.get_weights()[4], model.get_weights()[4]
@@ -345,69 +318,46 @@ def test_averages_that_are_switched_on_start_at_the_loaded_weights(tmp_path):
 # Keras' callbacks ---------------------------------------------------------------------------------
 
 
-class StoppedError(Exception):
-    """Ends a run as a crash would."""
-
-
-class StopAfter(keras.callbacks.Callback):
-    """Crashes after some epochs."""
-
-    def __init__(self, epochs: int) -> None:
-        super().__init__()
-        self.epochs = epochs
+class Stopped(keras.callbacks.Callback):
+    """Ends a run after two epochs, as a crash would."""
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if epoch == self.epochs:
-            raise StoppedError
+        if epoch == 2:
+            raise KeyboardInterrupt
 
 
-def run(model: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int = 4) -> keras.Model:
-    model.fit(
-        X, Y, batch_size=6, epochs=epochs, shuffle=False, verbose=0, callbacks=list(callbacks)
-    )
+def run(model: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int = 3) -> keras.Model:
+    options = {"batch_size": 6, "epochs": epochs, "shuffle": False, "verbose": 0}
+    model.fit(X, Y, **options, callbacks=list(callbacks))
     return model
 
 
-def test_backup_and_restore_goes_on_where_a_run_stopped(tmp_path):
+def test_files_of_keras_callbacks_go_on_bit_for_bit(tmp_path):
     def backup() -> Any:
         return keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
 
-    straight = run(compiled())
-    with pytest.raises(StoppedError):
-        run(compiled(), backup(), StopAfter(2))
-    resumed = compiled(seed=2)
-    assert_equal(run(resumed, backup()), straight)
+    def checkpoint(name: str) -> Any:
+        path = str(tmp_path / name)
+        return keras.callbacks.ModelCheckpoint(path, save_weights_only="weights" in name)
 
-
-def test_backup_and_restore_follows_the_terms(tmp_path):
-    def backup() -> Any:
-        return keras.callbacks.BackupAndRestore(str(tmp_path / "backup"))
-
-    with pytest.raises(StoppedError):
-        run(compiled(), backup(), StopAfter(2))
+    straight = run(compiled(), checkpoint("{epoch}.keras"), checkpoint("{epoch}.weights.h5"))
+    with pytest.raises(KeyboardInterrupt):
+        run(compiled(), backup(), Stopped())
+    shutil.copytree(tmp_path / "backup", tmp_path / "again")
+    assert_equal(run(compiled(seed=2), backup()), straight)
+    for file in ("2.keras", "2.weights.h5"):
+        resumed = load(tmp_path / file, lambda: compiled(seed=2))
+        assert_equal(run(resumed, epochs=1), straight)
+    shutil.move(tmp_path / "again", tmp_path / "backup")
     with kgo.resuming(strict=False, renames={"head": "classifier"}) as report:
         run(with_head("classifier"), backup())
     assert (report.status, report.fresh) == ("loaded", [])
 
 
-def test_the_files_of_model_checkpoint_go_on_bit_for_bit(tmp_path):
-    paths = [tmp_path / "{epoch}.keras", tmp_path / "{epoch}.weights.h5"]
-    savers = [
-        keras.callbacks.ModelCheckpoint(str(path), save_weights_only="weights" in path.name)
-        for path in paths
-    ]
-    straight = run(compiled(), *savers, epochs=3)
-    from_model = keras.saving.load_model(tmp_path / "2.keras")
-    from_weights = compiled(seed=2)
-    kgo.load_weights(from_weights, tmp_path / "2.weights.h5")
-    for model in (from_model, from_weights):
-        assert_equal(run(model, epochs=1), straight)
-
-
 def test_load_model_follows_the_terms(tmp_path):
-    model = fit(compiled())
-    model.save(tmp_path / "model.keras")
+    model = train(compiled())
+    path = save(model, tmp_path / "model.keras")
     with kgo.resuming() as report:
-        loaded = keras.saving.load_model(tmp_path / "model.keras")
+        loaded = keras.saving.load_model(path)
     assert (report.status, report.fresh, report.dropped) == ("loaded", [], [])
     assert_equal(loaded, model)

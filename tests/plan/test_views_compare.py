@@ -85,77 +85,60 @@ def test_memory_provenance_and_a_trip_through_json_make_no_difference() -> None:
     assert difference.first(3) == []
 
 
-def rename(new: dict[str, Any]) -> None:
-    new["groups"][1]["name"] = "top"
+def at(plan: dict[str, Any], group: int, variable: int | None = None) -> dict[str, Any]:
+    found = plan["groups"][group]
+    return found if variable is None else found["variables"][variable]
 
 
 def move(new: dict[str, Any]) -> None:
-    new["groups"][2]["variables"].append(new["groups"][1]["variables"].pop())
+    at(new, 2)["variables"].append(at(new, 1)["variables"].pop())
 
 
-def drop(new: dict[str, Any]) -> None:
-    del new["groups"][1]["variables"][1]
+LION = {"rule_arguments": {"beta_1": 0.9, "use_ema": None}, "clipnorm": None}
+EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], list[str]]] = {
+    "rename": (
+        lambda new: at(new, 1).update(name="top"),
+        [
+            'group "head" removed',
+            'group "top" added',
+            'head/kernel: moved from group "head" to "top"',
+            'head/bias: moved from group "head" to "top"',
+        ],
+    ),
+    "move": (move, ['head/bias: moved from group "head" to "stem"']),
+    "drop": (
+        lambda new: at(new, 1)["variables"].pop(1),
+        ['head/bias: removed from group "head"'],
+    ),
+    "insert": (
+        lambda new: at(new, 2)["variables"].append(variable("stem/lora")),
+        ['stem/lora: added to group "stem"'],
+    ),
+    "reshape": (
+        lambda new: at(new, 1, 0).update(shape=[64, 12], dtype="bfloat16"),
+        ["head/kernel: shape (64, 10) → (64, 12)", "head/kernel: dtype float32 → bfloat16"],
+    ),
+    "undecay": (
+        lambda new: at(new, 0, 0).update(decayed=False, anchored=False),
+        [f"resnet8/conv/kernel: {name} True → False" for name in ("decayed", "anchored")],
+    ),
+    "redeclare": (
+        lambda new: at(new, 1).update(LION),
+        [
+            'group "head": rule lion(beta_1=0.95) → lion(beta_1=0.9, use_ema=None)',
+            'group "head": clipnorm 0.5 → None',
+        ],
+    ),
+    "reconfigure": (
+        lambda new: new["options"].update(global_clipnorm=None),
+        ["plan: global_clipnorm 1 → None"],
+    ),
+}
 
 
-def insert(new: dict[str, Any]) -> None:
-    new["groups"][2]["variables"].append(variable("stem/lora"))
-
-
-def reshape(new: dict[str, Any]) -> None:
-    new["groups"][1]["variables"][0] |= {"shape": [64, 12], "dtype": "bfloat16"}
-
-
-def undecay(new: dict[str, Any]) -> None:
-    new["groups"][0]["variables"][0] |= {"decayed": False, "anchored": False}
-
-
-def redeclare(new: dict[str, Any]) -> None:
-    new["groups"][1] |= {"rule_arguments": {"beta_1": 0.9, "use_ema": None}, "clipnorm": None}
-
-
-def reconfigure(new: dict[str, Any]) -> None:
-    new["options"]["global_clipnorm"] = None
-
-
-@pytest.mark.parametrize(
-    ("edit", "lines"),
-    [
-        (
-            rename,
-            [
-                'group "head" removed',
-                'group "top" added',
-                'head/kernel: moved from group "head" to "top"',
-                'head/bias: moved from group "head" to "top"',
-            ],
-        ),
-        (move, ['head/bias: moved from group "head" to "stem"']),
-        (drop, ['head/bias: removed from group "head"']),
-        (insert, ['stem/lora: added to group "stem"']),
-        (
-            reshape,
-            ["head/kernel: shape (64, 10) → (64, 12)", "head/kernel: dtype float32 → bfloat16"],
-        ),
-        (
-            undecay,
-            [
-                "resnet8/conv/kernel: decayed True → False",
-                "resnet8/conv/kernel: anchored True → False",
-            ],
-        ),
-        (
-            redeclare,
-            [
-                'group "head": rule lion(beta_1=0.95) → lion(beta_1=0.9, use_ema=None)',
-                'group "head": clipnorm 0.5 → None',
-            ],
-        ),
-        (reconfigure, ["plan: global_clipnorm 1 → None"]),
-    ],
-    ids=lambda case: getattr(case, "__name__", ""),
-)
+@pytest.mark.parametrize(("edit", "lines"), EDITS.values(), ids=EDITS)
 def test_a_difference_reads_as_what_happened(
-    edit: Callable[[dict[str, Any]], None], lines: list[str]
+    edit: Callable[[dict[str, Any]], Any], lines: list[str]
 ) -> None:
     new = small_plan()
     edit(new)

@@ -83,26 +83,26 @@ def test_a_schedule_is_the_same_where_it_is_compiled_and_after_saving(mine, othe
     np.testing.assert_allclose(values(traced(restored), some), values(schedule, some), rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "make"),
-    [
-        (
-            lambda: OneCycle.momentum(40, 0.8, 0.9),
-            lambda o: theirs.OneCycleLR(o, 1.0, 40, base_momentum=0.8, max_momentum=0.9),
+MOMENTUM = {"base_momentum": 0.8, "max_momentum": 0.9}
+MOMENTUMS = {
+    "one-cycle": (
+        lambda: OneCycle.momentum(40, 0.8, 0.9),
+        lambda o: theirs.OneCycleLR(o, 1.0, 40, **MOMENTUM),
+    ),
+    "one-cycle, three phases": (
+        lambda: OneCycle.momentum(40, three_phase=True, curve="linear", warmup_fraction=0.2),
+        lambda o: theirs.OneCycleLR(
+            o, 1.0, 40, pct_start=0.2, anneal_strategy="linear", three_phase=True
         ),
-        (
-            lambda: OneCycle.momentum(40, three_phase=True, curve="linear", warmup_fraction=0.2),
-            lambda o: theirs.OneCycleLR(
-                o, 1.0, 40, pct_start=0.2, anneal_strategy="linear", three_phase=True
-            ),
-        ),
-        (
-            lambda: Cyclic(0.9, 0.8, 4, 5),
-            lambda o: theirs.CyclicLR(o, 0.1, 1.0, 4, 5, base_momentum=0.8, max_momentum=0.9),
-        ),
-    ],
-    ids=["one-cycle", "one-cycle, three phases", "cyclic"],
-)
+    ),
+    "cyclic": (
+        lambda: Cyclic(0.9, 0.8, 4, 5),
+        lambda o: theirs.CyclicLR(o, 0.1, 1.0, 4, 5, **MOMENTUM),
+    ),
+}
+
+
+@pytest.mark.parametrize(("schedule", "make"), MOMENTUMS.values(), ids=MOMENTUMS)
 def test_a_second_schedule_is_the_momentum_that_torch_moves_beside_the_rate(schedule, make):
     expected = [groups[0]["momentum"] for groups in run_of_torch(make, 40)]
     np.testing.assert_allclose(values(schedule(), range(40)), expected, rtol=1e-6)
@@ -257,27 +257,26 @@ def test_torch_compiles_a_step_with_its_run_as_one_graph():
         assert float(found) == pytest.approx(float(rate(step, total)), rel=1e-6)
 
 
+FIT, FITLESS = Linear(1.0, "fit"), Linear(1.0, 30)
+NEEDS = [
+    *(FIT, kgo.warmup(Scaled(OneCycle(1.0, "fit"), 0.5), 5), Sequential([0.1, FIT], [10])),
+    *(Chained([1.0, Polynomial(1.0, "fit")]), SWA(WarmupStableDecay(1.0, "fit"), 0.1, 5)),
+]
+
+
+@pytest.mark.parametrize("schedule", NEEDS, ids=repr)
+def test_a_schedule_that_ends_with_the_run_has_no_values_outside_of_one(schedule):
+    assert needs_horizon(schedule)
+    assert end_of(schedule) is None or isinstance(schedule, SWA)
+    with pytest.raises(ValueError, match=r'total_steps="fit" in \w+, outside of a run\. Give'):
+        schedule(0)
+
+
 @pytest.mark.parametrize(
-    ("schedule", "needs"),
-    [
-        (Linear(1.0, 30), False),
-        (Linear(1.0, "fit"), True),
-        (kgo.warmup(Scaled(OneCycle(1.0, "fit"), 0.5), 5), True),
-        (Chained([1.0, Polynomial(1.0, "fit")]), True),
-        (SWA(WarmupStableDecay(1.0, "fit"), 0.1, 5), True),
-        (Sequential([Linear(1.0, "fit"), 0.1], [10]), False),
-        (Sequential([0.1, Linear(1.0, "fit")], [10]), True),
-        (CosineDecay(1.0, 30), False),
-        (0.1, False),
-        (None, False),
-    ],
+    "schedule", [FITLESS, Sequential([FIT, 0.1], [10]), CosineDecay(1.0, 30), 0.1, None], ids=repr
 )
-def test_it_is_known_whether_a_schedule_ends_with_the_run(schedule, needs):
-    assert needs_horizon(schedule) is needs
-    if needs:
-        assert end_of(schedule) is None or isinstance(schedule, SWA)
-        with pytest.raises(ValueError, match=r'total_steps="fit" in \w+, outside of a run\. Give'):
-            schedule(0)
+def test_other_schedules_do_not_need_a_run(schedule):
+    assert not needs_horizon(schedule)
 
 
 def test_a_run_within_a_run_has_its_own_length_and_gives_the_other_back():

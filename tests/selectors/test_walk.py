@@ -36,19 +36,10 @@ print(json.dumps([made, loaded]))
 
 
 @each_case
-def test_every_variable_has_its_layer_path(case):
+def test_every_variable_has_its_layer_path_whatever_was_made_before(case):
     assert list(describe_model(case.make()).paths) == case.paths
-
-
-@each_case
-def test_paths_stay_when_automatic_names_are_shifted(case):
     path_cases.shift_automatic_names()
     assert list(describe_model(case.make()).paths) == case.paths
-
-
-@each_case
-def test_paths_stay_after_the_session_is_cleared(case):
-    case.make()
     keras.utils.clear_session(free_memory=False)
     assert list(describe_model(case.make()).paths) == case.paths
 
@@ -75,21 +66,15 @@ def test_paths_are_the_same_in_another_process(tmp_path, new_process):
 
 
 @each_case
-def test_the_catalog_follows_the_order_of_the_model(case):
+def test_the_catalog_is_in_the_order_of_the_model_and_says_what_each_variable_says(case):
     model = case.make()
     catalog = describe_model(model)
     assert [info.identity for info in catalog] == [id(weight) for weight in model.weights]
     trainable = [info.identity for info in catalog if info.trainable]
     assert trainable == [id(variable) for variable in model.trainable_variables]
-
-
-@each_case
-def test_what_is_known_of_a_variable_is_what_the_variable_says(case):
-    model = case.make()
-    for info, weight in zip(describe_model(model), model.weights, strict=True):
-        assert info.shape == tuple(weight.shape)
+    for info, weight in zip(catalog, model.weights, strict=True):
+        assert (info.shape, info.rank) == (tuple(weight.shape), len(weight.shape))
         assert info.dtype == "float32"
-        assert info.rank == len(weight.shape)
         assert info.path == "/".join([*(layer.name for layer in info.layers), info.name])
         assert weight.path in (info.path, *info.aliases)
 
@@ -187,15 +172,8 @@ def test_the_model_itself_means_everything_in_it():
 
 
 def test_a_list_of_layers_covers_the_layers_nested_in_them():
-    model = keras.Sequential(
-        [
-            keras.Input((4,)),
-            layers.Dense(4, name="first"),
-            path_cases.backbone("backbone"),
-            layers.ReLU(),
-            layers.Dense(2, name="head"),
-        ]
-    )
+    parts = [path_cases.backbone("backbone"), layers.ReLU(), layers.Dense(2, name="head")]
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(4, name="first"), *parts])
     catalog = describe_model(model)
     first = selectors.as_selector(model.layers[0]).resolve(catalog)
     others = selectors.as_selector(model.layers[1:])

@@ -89,4 +89,5 @@ def assert_equal(one: Any, other: Any, rtol: float = 0.0, atol: float = 0.0) -> 
     """
     pairs = [each if isinstance(each, Sequence) else arrays(each) for each in (one, other)]
     for value, expected in zip(*pairs, strict=True):
+        assert value.dtype == expected.dtype or rtol or atol
         np.testing.assert_allclose(value, expected, rtol=rtol, atol=atol)

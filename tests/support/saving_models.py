@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import pathlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 import keras_groupopt as kgo
 
+either_way = pytest.mark.parametrize("build", [True, False], ids=["built", "not built"])
 _numbers = np.random.default_rng(0)
 X = _numbers.normal(size=(12, 4)).astype("float32")
 Y = _numbers.normal(size=(12, 2)).astype("float32")
@@ -48,14 +53,15 @@ def nested() -> keras.Model:
 
 
 def sequential() -> keras.Model:
-    return keras.Sequential(
-        [
-            keras.Input((4,)),
-            keras.layers.Dense(3, activation="tanh"),
-            keras.layers.Dense(3, activation="tanh"),
-            keras.layers.Dense(2, name="head"),
-        ]
-    )
+    hidden = [keras.layers.Dense(3, activation="tanh") for _ in range(2)]
+    return keras.Sequential([keras.Input((4,)), *hidden, keras.layers.Dense(2, name="head")])
+
+
+def new_head(name: str, width: int = 2) -> keras.Model:
+    """The nested model with another head."""
+    inputs = keras.Input((4,))
+    hidden = nested().get_layer("body")(inputs)
+    return keras.Model(inputs, keras.layers.Dense(width, name=name)(hidden))
 
 
 def twice_nested() -> keras.Model:
@@ -96,9 +102,11 @@ def optimizer(model: keras.Model | None, groups_: Any = None, **changes: Any) ->
     return kgo.GroupedOptimizer(groups() if groups_ is None else groups_, model=model, **settings)
 
 
-def compiled(kind: str = "nested", *, seed: int = 1, bound: bool = True, **changes: Any) -> Any:
+def compiled(kind: str = "nested", *, seed: int = 1, build: bool = False, **changes: Any) -> Any:
     model = fill(MODELS[kind](), seed)
-    model.compile(optimizer=optimizer(model if bound else None, **changes), loss="mse")
+    model.compile(optimizer=optimizer(model, **changes), loss="mse")
+    if build:
+        model.optimizer.build(model.trainable_variables)
     return model
 
 
@@ -131,10 +139,38 @@ def state(model: keras.Model) -> list[np.ndarray]:
     ]
 
 
-def assert_equal(actual: keras.Model, expected: keras.Model) -> None:
+def assert_state(model: keras.Model, expected: list[np.ndarray]) -> None:
     """Bit for bit."""
-    pairs = list(zip(state(actual), state(expected), strict=True))
-    assert len(pairs) > 10
-    for value, other in pairs:
+    for value, other in zip(state(model), expected, strict=True):
         assert value.dtype == other.dtype
         np.testing.assert_array_equal(value, other)
+
+
+def assert_equal(actual: keras.Model, expected: keras.Model) -> None:
+    """Bit for bit."""
+    assert len(state(actual)) > 10
+    assert_state(actual, state(expected))
+
+
+@contextlib.contextmanager
+def refused(model: keras.Model, error: Any, message: Any) -> Iterator[None]:
+    """Expects an error that leaves the model and its optimizer as they were."""
+    before = state(model)
+    with pytest.raises(error, match=message):
+        yield
+    assert_state(model, before)
+
+
+def save(model: keras.Model, path: pathlib.Path) -> pathlib.Path:
+    """As a model or as weights, by the path's ending."""
+    (model.save if path.suffix == ".keras" else model.save_weights)(path)
+    return path
+
+
+def load(path: pathlib.Path, make: Callable[[], keras.Model]) -> keras.Model:
+    """The model in a file, or one that is made, with the weights in the file."""
+    if path.suffix == ".keras":
+        return keras.saving.load_model(path)
+    model = make()
+    model.load_weights(path)
+    return model

@@ -12,8 +12,20 @@ from typing import Any
 import keras
 import pytest
 
-import keras_groupopt as kgo
-from keras_groupopt import schedules as ours
+from keras_groupopt import warmup
+from keras_groupopt.schedules import (
+    SWA,
+    Chained,
+    Cyclic,
+    Lambda,
+    Linear,
+    MultiStep,
+    OneCycle,
+    Polynomial,
+    Scaled,
+    Sequential,
+    Step,
+)
 
 try:
     import torch
@@ -35,122 +47,89 @@ def harmonic(count: Any) -> Any:
     return 1 / (1 + keras.ops.cast(count, "float32"))
 
 
-def row(name: str, mine: Callable[[], Any], other: Callable[[Any], Any], steps: int = 40) -> Any:
-    return pytest.param(mine, other, steps, id=name)
+KerasCosine = keras.optimizers.schedules.CosineDecay
+ONE_CYCLE: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "linear": {"curve": "linear"},
+    "three phases": {"three_phase": True},
+    "three phases, linear": {"three_phase": True, "curve": "linear", "warmup_fraction": 0.41},
+    "fraction": {"warmup_fraction": 0.123},
+    "without a rise": {"warmup_fraction": 0.0},
+    "values": {"initial_learning_rate": BASE / 4, "end_learning_rate": BASE / 8},
+}
+CYCLIC: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "short": {"up_steps": 5},
+    "asymmetric": {"up_steps": 3, "down_steps": 8},
+    "halving": {"up_steps": 3, "mode": "triangular2"},
+    "exponential": {"up_steps": 4, "mode": "exp_range", "decay_rate": 0.95},
+    "by a function of cycles": {"up_steps": 3, "scale": harmonic},
+    "by a function of steps": {"up_steps": 3, "scale": harmonic, "scale_by": "iterations"},
+}
 
 
-EQUAL = [
-    row("step", lambda: ours.Step(BASE, 7), lambda o: theirs.StepLR(o, 7)),
-    row("step, rate", lambda: ours.Step(BASE, 3, 0.7), lambda o: theirs.StepLR(o, 3, 0.7)),
-    row(
-        "multi-step",
-        lambda: ours.MultiStep(BASE, [3, 4, 20]),
+def in_turn(optimizer: Any, milestones: list[int], *schedulers: Any) -> Any:
+    return theirs.SequentialLR(optimizer, list(schedulers), milestones)
+
+
+ROWS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "step": (lambda: Step(BASE, 7), lambda o: theirs.StepLR(o, 7)),
+    "step, rate": (lambda: Step(BASE, 3, 0.7), lambda o: theirs.StepLR(o, 3, 0.7)),
+    "steps": (
+        lambda: MultiStep(BASE, [3, 4, 20]),
         lambda o: theirs.MultiStepLR(o, [3, 4, 20]),
     ),
-    row(
-        "multi-step, rate",
-        lambda: ours.MultiStep(BASE, [1, 39], 0.3),
+    "steps, rate": (
+        lambda: MultiStep(BASE, [1, 39], 0.3),
         lambda o: theirs.MultiStepLR(o, [1, 39], 0.3),
     ),
-    row(
-        "linear",
-        lambda: ours.Linear(BASE / 3, 5, BASE),
-        lambda o: theirs.LinearLR(o),
-    ),
-    row(
-        "linear, down",
-        lambda: ours.Linear(BASE, 30, BASE * 0.1),
-        lambda o: theirs.LinearLR(o, 1.0, 0.1, 30),
-    ),
-    row("polynomial", lambda: ours.Polynomial(BASE, 5), lambda o: theirs.PolynomialLR(o)),
-    row(
-        "polynomial, power",
-        lambda: ours.Polynomial(BASE, 30, power=2.5),
-        lambda o: theirs.PolynomialLR(o, 30, 2.5),
-    ),
-    row(
-        "lambda",
-        lambda: ours.Lambda(inverse_root, BASE),
+    "linear": (lambda: Linear(BASE / 3, 5, BASE), lambda o: theirs.LinearLR(o)),
+    "down": (lambda: Linear(BASE, 30, BASE * 0.1), lambda o: theirs.LinearLR(o, 1.0, 0.1, 30)),
+    "polynomial": (lambda: Polynomial(BASE, 5), lambda o: theirs.PolynomialLR(o)),
+    "power": (lambda: Polynomial(BASE, 30, power=2.5), lambda o: theirs.PolynomialLR(o, 30, 2.5)),
+    "lambda": (
+        lambda: Lambda(inverse_root, BASE),
         lambda o: theirs.LambdaLR(o, lambda step: (1 + step) ** -0.5),
     ),
-    *(
-        row(
-            f"one-cycle, {name}",
-            lambda options=options: ours.OneCycle(BASE, 40, **options),
+    **{
+        f"one-cycle, {name}": (
+            lambda options=options: OneCycle(BASE, 40, **options),
             lambda o, options=options: one_cycle(o, **options),
         )
-        for name, options in {
-            "defaults": {},
-            "linear": {"curve": "linear"},
-            "three phases": {"three_phase": True},
-            "three phases, linear": {
-                "three_phase": True,
-                "curve": "linear",
-                "warmup_fraction": 0.41,
-            },
-            "fraction": {"warmup_fraction": 0.123},
-            "without a rise": {"warmup_fraction": 0.0},
-            "values": {"initial_learning_rate": BASE / 4, "end_learning_rate": BASE / 8},
-        }.items()
-    ),
-    *(
-        row(
-            f"cyclic, {name}",
-            lambda options=options: ours.Cyclic(BASE, 4 * BASE, **options),
+        for name, options in ONE_CYCLE.items()
+    },
+    **{
+        f"cyclic, {name}": (
+            lambda options=options: Cyclic(BASE, 4 * BASE, **options),
             lambda o, options=options: cyclic(o, **options),
         )
-        for name, options in {
-            "defaults": {},
-            "short": {"up_steps": 5},
-            "asymmetric": {"up_steps": 3, "down_steps": 8},
-            "halving": {"up_steps": 3, "mode": "triangular2"},
-            "exponential": {"up_steps": 4, "mode": "exp_range", "decay_rate": 0.95},
-            "by a function of cycles": {"up_steps": 3, "scale": harmonic},
-            "by a function of steps": {
-                "up_steps": 3,
-                "scale": harmonic,
-                "scale_by": "iterations",
-            },
-        }.items()
-    ),
-    row(
-        "sequential",
-        lambda: ours.Sequential(
-            [BASE * 0.1, ours.Step(BASE, 4, 0.9), ours.Linear(BASE, 6, BASE / 2)], [5, 20]
-        ),
-        lambda o: theirs.SequentialLR(
+        for name, options in CYCLIC.items()
+    },
+    "in turn": (
+        lambda: Sequential([BASE * 0.1, Step(BASE, 4, 0.9), Linear(BASE, 6, BASE / 2)], [5, 20]),
+        lambda o: in_turn(
             o,
-            [
-                theirs.ConstantLR(o, 0.1, 100),
-                theirs.StepLR(o, 4, 0.9),
-                theirs.LinearLR(o, 1.0, 0.5, 6),
-            ],
             [5, 20],
+            theirs.ConstantLR(o, 0.1, 100),
+            theirs.StepLR(o, 4, 0.9),
+            theirs.LinearLR(o, 1.0, 0.5, 6),
         ),
     ),
-    row(
-        "sequential of one",
-        lambda: ours.Sequential([ours.Step(BASE, 4)], []),
-        lambda o: theirs.SequentialLR(o, [theirs.StepLR(o, 4)], []),
+    "one in turn": (
+        lambda: Sequential([Step(BASE, 4)], []),
+        lambda o: in_turn(o, [], theirs.StepLR(o, 4)),
     ),
-    row(
-        "warm-up",
-        lambda: kgo.warmup(ours.Step(BASE, 5, 0.5), 8, start=BASE / 10),
-        lambda o: theirs.SequentialLR(
-            o, [theirs.LinearLR(o, 0.1, 1.0, 8), theirs.StepLR(o, 5, 0.5)], [8]
-        ),
+    "warm-up": (
+        lambda: warmup(Step(BASE, 5, 0.5), 8, start=BASE / 10),
+        lambda o: in_turn(o, [8], theirs.LinearLR(o, 0.1, 1.0, 8), theirs.StepLR(o, 5, 0.5)),
     ),
-    row(
-        "warm-up before a schedule of Keras",
-        lambda: kgo.warmup(keras.optimizers.schedules.CosineDecay(BASE, 30), 8, start=BASE / 10),
-        lambda o: theirs.SequentialLR(
-            o, [theirs.LinearLR(o, 0.1, 1.0, 8), theirs.CosineAnnealingLR(o, 30)], [8]
-        ),
-        38,
+    # Torch's cosine rises again after 38 steps.
+    "warm-up before a schedule of Keras": (
+        lambda: warmup(KerasCosine(BASE, 30), 8, start=BASE / 10),
+        lambda o: in_turn(o, [8], theirs.LinearLR(o, 0.1, 1.0, 8), theirs.CosineAnnealingLR(o, 30)),
     ),
-    row(
-        "chained",
-        lambda: ours.Chained([ours.Step(BASE, 6, 0.5), ours.Linear(0.1, 9, 1.0), 0.7]),
+    "chained": (
+        lambda: Chained([Step(BASE, 6, 0.5), Linear(0.1, 9, 1.0), 0.7]),
         lambda o: theirs.ChainedScheduler(
             [
                 theirs.StepLR(o, 6, 0.5),
@@ -159,22 +138,18 @@ EQUAL = [
             ]
         ),
     ),
-    row(
-        "scaled",
-        lambda: ours.Scaled(ours.Step(1.0, 6, 0.5), BASE),
-        lambda o: theirs.StepLR(o, 6, 0.5),
-    ),
-    *(
-        row(
-            f"averaging, {curve}, {steps}",
-            lambda steps=steps, curve=curve: ours.SWA(
-                ours.Step(BASE, 5, 0.5), BASE / 8, 12, steps, curve
-            ),
+    "scaled": (lambda: Scaled(Step(1.0, 6, 0.5), BASE), lambda o: theirs.StepLR(o, 6, 0.5)),
+    **{
+        f"averaging, {curve}, {steps}": (
+            lambda steps=steps, curve=curve: SWA(Step(BASE, 5, 0.5), BASE / 8, 12, steps, curve),
             lambda o, steps=steps, curve=curve: Averaging(o, 12, steps, curve),
         )
         for curve in ("cosine", "linear")
         for steps in (10, 0)
-    ),
+    },
+}
+EQUAL = [
+    pytest.param(*row, 38 if "of Keras" in name else 40, id=name) for name, row in ROWS.items()
 ]
 
 

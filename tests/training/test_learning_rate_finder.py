@@ -7,6 +7,7 @@ import random
 from typing import Any
 
 import keras
+import models
 import numpy as np
 import pytest
 
@@ -23,16 +24,10 @@ DATA = {"batch_size": 8, "shuffle": False}
 
 def network() -> keras.Model:
     keras.utils.set_random_seed(2)
-    return keras.Sequential(
-        [
-            keras.Input((6,)),
-            layers.Dense(8, name="backbone"),
-            layers.BatchNormalization(name="norm"),
-            layers.Activation("tanh"),
-            layers.Dropout(0.2, seed=3),
-            layers.Dense(2, name="head"),
-        ]
-    )
+    backbone, head = layers.Dense(8, name="backbone"), layers.Dense(2, name="head")
+    norm, dropped = layers.BatchNormalization(name="norm"), layers.Dropout(0.2, seed=3)
+    hidden = [backbone, norm, layers.Activation("tanh"), dropped]
+    return keras.Sequential([keras.Input((6,)), *hidden, head])
 
 
 def compiled(wrap: Any = None, gradients: Any = None, **options: Any) -> keras.Model:
@@ -77,16 +72,10 @@ def everything(model: keras.Model) -> dict[str, Any]:
     return found
 
 
+ANCHOR = {"weight_decay": 0.1, "anchor": "initial"}
 WHOLE = {
     "groups": [
-        kgo.Group(
-            "backbone",
-            "backbone",
-            learning_rate_ratio=SCHEDULE,
-            weight_decay=0.1,
-            anchor="initial",
-            rule="nadam",
-        ),
+        kgo.Group("backbone", "backbone", "nadam", learning_rate_ratio=SCHEDULE, **ANCHOR),
         kgo.Group("norm", "norm", learning_rate=SCHEDULE),
         kgo.Group("head", "head"),
     ],
@@ -97,12 +86,12 @@ WHOLE = {
 }
 CASES: dict[str, Any] = {
     "the whole": lambda: compiled(**WHOLE),
-    "loss scale": lambda: compiled(kgo.LossScaleOptimizer),
+    "SAM and a loss scale": lambda: compiled(kgo.LossScaleOptimizer, kgo.SAM(0.05)),
     "loss scale of Keras": lambda: compiled(keras.optimizers.LossScaleOptimizer),
-    "SAM": lambda: compiled(gradients=kgo.SAM(0.05)),
-    "averages of Keras": lambda: compiled(use_ema=True, ema_momentum=0.5),
-    "a rule of an instance": lambda: compiled(
-        groups=[kgo.Group("head", "head", rule=keras.optimizers.SGD(0.1, momentum=0.9))]
+    "a rule's instance and averages of Keras": lambda: compiled(
+        groups=[kgo.Group("head", "head", rule=keras.optimizers.SGD(0.1, momentum=0.9))],
+        use_ema=True,
+        ema_momentum=0.5,
     ),
     "Adam of Keras": lambda: plain(keras.optimizers.Adam(0.01)),
 }
@@ -122,8 +111,7 @@ def test_a_run_begins_and_goes_on_after_a_search_as_if_there_had_been_none(name)
     assert everything(model) == before
     assert all(len(curve.losses) > 0 for curve in found.curves.values())
     fit(model), fit(twin)
-    for one, other in zip(model.get_weights(), twin.get_weights(), strict=True):
-        np.testing.assert_array_equal(one, other)
+    models.assert_equal(model, twin)
 
 
 @pytest.mark.parametrize(
@@ -151,9 +139,7 @@ def test_all_is_as_it_was_after_an_interrupted_search(error, where, monkeypatch)
 
     if where != "in the data":
         reset = model.reset_metrics
-        monkeypatch.setattr(
-            model, "reset_metrics", lambda: (count_down(), reset())[1], raising=True
-        )
+        monkeypatch.setattr(model, "reset_metrics", lambda: (count_down(), reset())[1])
     # TensorFlow wraps what its data raises.
     with pytest.raises(BaseException, match="stop"):
         short().find(model, Data())
@@ -163,18 +149,13 @@ def test_all_is_as_it_was_after_an_interrupted_search(error, where, monkeypatch)
 
 
 def test_an_unbuilt_optimizer_takes_its_anchors_from_weights_that_are_loaded_later():
-    for wrap in (None, keras.optimizers.LossScaleOptimizer):
-        model = compiled(
-            wrap,
-            groups=[kgo.Group("backbone", "backbone", anchor="initial", weight_decay=0.1)],
-            rule="sgd",
-            learning_rate=0.0,
-        )
-        short(steps=3).find(model, X, Y, **DATA)
-        model.set_weights([np.full(w.shape, 0.5, "float32") for w in model.get_weights()])
-        fit(model)
-        inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-        assert float(inner.anchor_drift()["backbone"]) == 0.0
+    groups = [kgo.Group("backbone", "backbone", **ANCHOR)]
+    wrap = keras.optimizers.LossScaleOptimizer
+    model = compiled(wrap, groups=groups, rule="sgd", learning_rate=0.0)
+    short(steps=3).find(model, X, Y, **DATA)
+    model.set_weights([np.full(w.shape, 0.5, "float32") for w in model.get_weights()])
+    fit(model)
+    assert float(model.optimizer.inner_optimizer.anchor_drift()["backbone"]) == 0.0
 
 
 def test_layers_can_be_unfrozen_between_a_search_and_the_first_fit():
@@ -277,8 +258,7 @@ def test_schedules_that_end_with_the_run_can_be_swept_before_there_is_one():
     assert int(model.optimizer.total_steps) == 0
     fit(model)
     assert int(model.optimizer.total_steps) == 5
-    for ours, theirs in zip(model.get_weights(), fit(same).get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    models.assert_equal(model, fit(same))
 
 
 def test_a_sweep_ends_where_the_loss_diverges():
@@ -286,24 +266,17 @@ def test_a_sweep_ends_where_the_loss_diverges():
     assert curve.diverged
     assert 4.0 < curve.rates[-1] < 500.0
     *others, last = curve.losses
-    lowest = min(curve.losses)
-    assert last > 4 * lowest
+    assert last > 4 * min(curve.losses)
     assert all(loss <= 4 * min((1.0, *others[: place + 1])) for place, loss in enumerate(others))
 
 
-def test_a_loss_that_stops_being_finite_ends_the_sweep():
-    model = quadratic(on_nonfinite="propagate")
+@pytest.mark.parametrize("policy", ["propagate", "skip", "raise"])
+def test_a_loss_or_gradients_that_stop_being_finite_end_the_sweep(policy):
     finder = kgo.LearningRateFinder(1.0, 1e30, steps=40, divergence=1e30)
-    curve = finder.find(model, *ONES).curves[None]
+    curve = finder.find(quadratic(on_nonfinite=policy), *ONES).curves[None]
     assert curve.diverged
     assert all(map(math.isfinite, curve.losses))
     assert len(curve.losses) < 40
-
-
-@pytest.mark.parametrize("policy", ["skip", "raise"])
-def test_gradients_that_stop_being_finite_end_the_sweep(policy):
-    finder = kgo.LearningRateFinder(1.0, 1e30, steps=40, divergence=1e30)
-    assert finder.find(quadratic(on_nonfinite=policy), *ONES).curves[None].diverged
 
 
 def test_a_loss_that_only_rises_has_no_suggestion():
@@ -325,13 +298,14 @@ def test_one_curve_of_a_plain_optimizer():
     assert float(model.optimizer.learning_rate) == 0.5
 
 
-def test_only_the_groups_that_are_asked_for_are_swept():
-    assert list(short(groups=["b"]).find(quadratic(BOTH), *ONES).curves) == ["b"]
+FROZEN = [kgo.Group("a", "a", frozen=True), kgo.Group("b", "b")]
 
 
-def test_frozen_groups_are_left_out():
-    groups = [kgo.Group("a", "a", frozen=True), kgo.Group("b", "b")]
-    assert list(short().find(quadratic(groups), *ONES).curves) == [None]
+@pytest.mark.parametrize(
+    ("groups", "asked", "swept"), [(BOTH, ["b"], ["b"]), (FROZEN, None, [None])]
+)
+def test_what_is_swept_are_the_groups_asked_for_or_those_that_move(groups, asked, swept):
+    assert list(short(groups=asked).find(quadratic(groups), *ONES).curves) == swept
 
 
 def test_a_summary_and_a_plot_show_the_suggestions(tmp_path):
@@ -407,25 +381,19 @@ def unbuilt() -> keras.Model:
     return model
 
 
-def scheduled() -> keras.Model:
-    model = uncompiled()
-    model.compile(keras.optimizers.SGD(SCHEDULE), loss="mse")
-    return model
-
-
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
         (lambda: None, {}, TypeError, "`model` must be a Keras model"),
         (uncompiled, {}, ValueError, "needs a compiled model"),
         (unbuilt, {}, ValueError, "needs a built model"),
-        (scheduled, {}, TypeError, "`learning_rate`, a number. Received: SGD without"),
         (
-            quadratic,
-            {"groups": ["defualt"]},
-            ValueError,
-            r"Received: 'defualt' .* nearest is \"def",
+            lambda: plain(keras.optimizers.SGD(SCHEDULE)),
+            {},
+            TypeError,
+            "`learning_rate`, a number. Received: SGD without",
         ),
+        (quadratic, {"groups": ["defualt"]}, ValueError, r"'defualt' .* nearest is \"def"),
         (quadratic, {"groups": []}, ValueError, "`groups` must hold a name"),
     ],
 )

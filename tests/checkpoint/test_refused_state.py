@@ -1,0 +1,356 @@
+"""State that does not fit: an error, and everything stays as it was."""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import saving_models
+from saving_models import (
+    MODELS,
+    X,
+    Y,
+    compiled,
+    either_way,
+    fit,
+    groups,
+    new_head,
+    refused,
+    save,
+    train,
+)
+
+import keras_groupopt as kgo
+
+# Another layout -----------------------------------------------------------------------------------
+
+
+def body(name: str, selector: Any = "body", **options: Any) -> kgo.Group:
+    return kgo.Group(name, selector, learning_rate_ratio=0.25, anchor="initial", **options)
+
+
+def three_groups() -> list[kgo.Group]:
+    return [body("first", "body/first"), body("backbone", "body/dense"), groups()[1]]
+
+
+nested = MODELS["nested"]
+MOMENTUM = kgo.rule("sgd", momentum=0.5)
+# The model, its groups, and the first differences.
+OTHER_LAYOUTS: dict[str, tuple[Callable[[], Any], Callable[[], Any], str]] = {
+    "group added": (
+        nested,
+        three_groups,
+        r'group "first" is in this optimizer, but not saved\n'
+        r".*first/body/first/kernel/momentums is not saved \(nearest: backbone/body/first/kernel/",
+    ),
+    "group removed": (
+        nested,
+        lambda: [kgo.Group("backbone", kgo.everything(), anchor="initial")],
+        r'group "head" is saved, but not in this optimizer',
+    ),
+    "group renamed": (
+        nested,
+        lambda: [body("body"), groups()[1]],
+        r'group "backbone" is saved, but not in this optimizer\n.*group "body" is in this',
+    ),
+    "rule changed": (
+        nested,
+        lambda: groups(rule="lion"),
+        r'group "head": saved with rule sgd, now lion',
+    ),
+    "slots changed": (
+        nested,
+        lambda: groups(rule=kgo.rule("sgd", momentum=0.0)),
+        r"head/head/kernel/momentums is saved, but not in this optimizer",
+    ),
+    "anchor dropped": (
+        nested,
+        lambda: [kgo.Group("backbone", "body", learning_rate_ratio=0.25), groups()[1]],
+        r"backbone/body/first/kernel/@anchor is saved, but not in this optimizer",
+    ),
+    "layer renamed": (
+        lambda: new_head("classifier"),
+        lambda: [body("backbone"), kgo.Group("head", "classifier", rule=MOMENTUM)],
+        r"head/classifier/kernel/momentums is not saved \(nearest: head/head/kernel/momentums\)",
+    ),
+    "shape changed": (
+        lambda: new_head("head", 5),
+        groups,
+        r"head/head/kernel/momentums: saved as float32\[3, 2\], now float32\[3, 5\]",
+    ),
+}
+
+
+@either_way
+@pytest.mark.parametrize("case", OTHER_LAYOUTS)
+def test_another_layout_is_refused_with_its_first_differences(case, build):
+    make, other_groups, message = OTHER_LAYOUTS[case]
+    store: dict[str, Any] = {}
+    train(compiled(), 1).optimizer.save_own_variables(store)
+    model = make()
+    model.compile(optimizer=saving_models.optimizer(model, other_groups()), loss="mse")
+    if build:
+        model.optimizer.build(model.trainable_variables)
+        with refused(model, ValueError, message):
+            model.optimizer.load_own_variables(store)
+    else:
+        model.optimizer.load_own_variables(store)
+        for _ in range(2):  # the second try does not go on as if nothing had been loaded
+            with pytest.raises(ValueError, match=message):
+                model.optimizer.build(model.trainable_variables)
+        assert not model.optimizer.built
+
+
+NOTHING = r'(?s)Nothing was loaded\. First differences.*"first"'
+
+
+def by_dict(source: keras.Model, target: keras.Model, path: Path) -> None:
+    target.optimizer.load_state_dict(source.optimizer.state_dict())
+
+
+def by_state_file(source: keras.Model, target: keras.Model, path: Path) -> None:
+    source.optimizer.save_state(path / "state.npz")
+    target.optimizer.load_state(path / "state.npz")
+
+
+def by_weights_file(source: keras.Model, target: keras.Model, path: Path) -> None:
+    target.load_weights(save(source, path / "model.weights.h5"))
+
+
+def by_weights_file_where_keras_skips(*arguments: Any) -> None:
+    source, target, path = arguments
+    with pytest.warns(UserWarning, match=NOTHING) as caught:
+        target.load_weights(save(source, path / "model.weights.h5"), skip_mismatch=True)
+    raise ValueError(next(str(w.message) for w in caught if "Nothing" in str(w.message)))
+
+
+@pytest.mark.parametrize(
+    "road", [by_dict, by_state_file, by_weights_file, by_weights_file_where_keras_skips]
+)
+def test_a_refused_layout_reaches_the_user_on_every_road(road, tmp_path):
+    source, model = train(compiled(), 1), compiled(groups_=three_groups(), build=True)
+    weights = source.get_weights()
+    model.set_weights(weights)
+    with refused(model, ValueError, NOTHING):
+        road(source, model, tmp_path)
+
+
+def test_a_step_does_not_go_on_where_loaded_state_was_refused():
+    model = compiled(groups_=three_groups())
+    model.optimizer.load_state_dict(train(compiled(), 1).optimizer.state_dict())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="Nothing was loaded"):
+            fit(model, 1)
+        # TensorFlow cannot use a step again whose first compilation failed.
+        model.compile(optimizer=model.optimizer, loss="mse")
+    model.compile(optimizer=saving_models.optimizer(model, three_groups()), loss="mse")
+    fit(model, 1)
+
+
+def by_tree(source: keras.Model, target: keras.Model) -> None:
+    tree = source.get_state_tree(value_format="numpy_array")
+    target.set_state_tree({"optimizer_variables": tree["optimizer_variables"]})
+
+
+def by_position(source: keras.Model, target: keras.Model) -> None:
+    target.optimizer.set_weights([variable.numpy() for variable in source.optimizer.variables])
+
+
+@pytest.mark.parametrize("restore", [by_tree, by_position])
+def test_state_of_another_layout_is_refused_where_only_values_come(restore):
+    def grouped(*names: str) -> keras.Model:
+        named = [kgo.Group(name, name) for name in names]
+        return train(compiled("sequential", groups_=named, rule="sgd", learning_rate=0.1), 1)
+
+    # The numbers of variables and their shapes are the same.
+    source, target = grouped("dense", "dense_1"), grouped("dense_1", "dense")
+    with refused(target, ValueError, "must have the layout of this optimizer"):
+        restore(source, target)
+    restore(source, grouped("dense", "dense_1"))
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda model, path: model.optimizer.state_dict(), "`state_dict` needs a built optimizer"),
+        (
+            lambda model, path: model.optimizer.save_state(path / "a.npz"),
+            "`save_state` needs a bui",
+        ),
+        (
+            lambda model, path: by_tree(train(compiled()), model),
+            r"must be built before.*`optimizer\.build\(",
+        ),
+    ],
+)
+def test_an_optimizer_that_is_not_built_has_no_state_to_give_or_take(use, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        use(compiled(seed=2), tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_config_bound_to_another_model_is_refused_with_the_differences():
+    config = compiled().optimizer.get_config()
+    model = new_head("head", 5)
+    model.compile(optimizer=kgo.GroupedOptimizer.from_config(config), loss="mse")
+    message = r"head/kernel: saved as kernel float32\[3, 2\], found .*\[3, 5\]"
+    with pytest.raises(ValueError, match=message):
+        model.fit(X, np.zeros((len(Y), 5)), verbose=0)
+
+
+@either_way
+def test_a_file_of_a_plain_keras_optimizer_is_refused_clearly(build, tmp_path):
+    plain = MODELS["nested"]()
+    plain.compile(optimizer="adam", loss="mse")
+    path = save(train(plain, 1), tmp_path / "model.weights.h5")
+    message = "must come from a GroupedOptimizer. Received: state without a manifest"
+    with pytest.raises(ValueError, match=message):
+        compiled(build=build).load_weights(path)
+
+
+# Wrong files and dicts ----------------------------------------------------------------------------
+
+
+def damage(key: str, value: Any = None) -> Any:
+    def change(file: h5py.File) -> None:
+        stored = file["optimizer/vars"]
+        del stored[key]
+        if value is not None:
+            stored[key] = value
+
+    return change
+
+
+def another_format(file: h5py.File) -> None:
+    stored = file["optimizer/vars"]
+    manifest = json.loads(bytes(stored["@manifest"][()])) | {"format": 99}
+    damage("@manifest", np.frombuffer(json.dumps(manifest).encode(), "uint8"))(file)
+
+
+ANCHOR = "backbone|body|first|kernel|@anchor"
+
+
+@either_way
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (damage(ANCHOR), "manifest names backbone/body/first/kernel/@anchor, which is missing"),
+        (damage(ANCHOR, np.ones((2, 2))), r"@anchor has shape \[2, 2\] .*manifest says \[4, 3\]"),
+        (damage("@manifest"), "without a manifest"),
+        (damage("@manifest", np.frombuffer(b'{"form', "uint8")), "manifest .* is damaged"),
+        (damage("@manifest", np.frombuffer(b"\xff\xfe", "uint8")), "manifest .* is damaged"),
+        (damage("@manifest", np.frombuffer(b"[1]", "uint8")), "manifest .* is damaged"),
+        (another_format, "must be of format 2. Received: format 99"),
+    ],
+    ids=["missing", "shape", "no manifest", "cut manifest", "bytes", "no dict", "other format"],
+)
+def test_a_damaged_file_leaves_the_optimizer_as_it_was(change, message, build, tmp_path):
+    path = save(train(compiled(), 1), tmp_path / "model.weights.h5")
+    with h5py.File(path, "r+") as file:
+        change(file)
+    model = compiled(seed=2, build=build)
+    before = [variable.numpy() for variable in model.optimizer.variables]
+    with pytest.raises(ValueError, match=message):
+        model.load_weights(path)
+    np.testing.assert_equal([variable.numpy() for variable in model.optimizer.variables], before)
+    # And nothing is left to be applied later.
+    model.optimizer.build(model.trainable_variables)
+    assert int(model.optimizer.iterations.numpy()) == 0
+
+
+def without(*place: str) -> Callable[[dict[str, Any]], Any]:
+    return put(None, *place)
+
+
+def put(value: Any, *place: str) -> Callable[[dict[str, Any]], Any]:
+    """Puts a value into a dict of state, or takes out what is there."""
+
+    def change(taken: dict[str, Any]) -> Any:
+        at = functools.reduce(operator.getitem, place[:-1], taken)
+        if value is None:
+            del at[place[-1]]
+        else:
+            at[place[-1]] = value
+        return taken
+
+    return change
+
+
+KERNEL = ("groups", "backbone", "body/first/kernel")
+WRONG: dict[str, tuple[Callable[[dict[str, Any]], Any], type[Exception], str]] = {
+    "no dict": (lambda taken: [1], TypeError, "that `optimizer.state_dict.* of type list"),
+    "no manifest": (without("manifest"), TypeError, r"with the entries 'scalars', 'groups'"),
+    "manifest of another format": (put(1, "manifest", "format"), ValueError, "must be of format 2"),
+    "manifest cut": (without("manifest", "state"), ValueError, "manifest .* is damaged"),
+    "manifest no dict": (put(3, "manifest"), ValueError, "manifest .* is damaged"),
+    "groups no dict": (put([1], "groups"), TypeError, "must hold dicts"),
+    "slot missing": (
+        without(*KERNEL, "momentums"),
+        ValueError,
+        "Received: no backbone/body/first/kernel/momentums",
+    ),
+    "slot unknown": (
+        put(np.zeros(3), *KERNEL, "speed"),
+        ValueError,
+        "backbone/body/first/kernel/speed, which its manifest does not name",
+    ),
+    "shape": (
+        put(np.zeros((2, 2), "float32"), *KERNEL, "@anchor"),
+        ValueError,
+        r"@anchor as float32\[2, 2\], where its manifest says float32\[4, 3\]",
+    ),
+    "dtype": (put(np.zeros((4, 3)), *KERNEL, "@anchor"), ValueError, r"@anchor as float64\[4, 3\]"),
+    "no array": (put({1, 2}, *KERNEL, "@anchor"), TypeError, "must hold arrays"),
+    "rate not finite": (
+        put(np.array(np.nan, "float32"), "scalars", "@learning_rate"),
+        ValueError,
+        "@learning_rate is nan",
+    ),
+    "step negative": (
+        lambda taken: put(-taken["scalars"]["@iterations"], "scalars", "@iterations")(taken),
+        ValueError,
+        "@iterations is -3",
+    ),
+}
+
+
+@either_way
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_dict_is_a_clear_error_that_changes_nothing(case, build):
+    change, error, message = WRONG[case]
+    taken = change(train(compiled()).optimizer.state_dict())
+    model = compiled(seed=2)
+    with refused(train(model, 1) if build else model, error, message):
+        model.optimizer.load_state_dict(taken)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("state.h5", ValueError, r'must end in `\.npz`\. Received: path=.*state\.h5'),
+        ("gone.npz", FileNotFoundError, r"must be an existing file\. Received: path=.*gone\.npz"),
+        ("other.npz", ValueError, "without a manifest, with the entries a"),
+        ("code.npz", ValueError, "optimizer state is damaged"),
+    ],
+)
+def test_a_wrong_file_of_state_is_a_clear_error(name, error, message, tmp_path):
+    np.savez(tmp_path / "other.npz", a=np.zeros(3))
+    np.savez(tmp_path / "code.npz", **{"@manifest": np.array([Boom()], dtype=object)})
+    with pytest.raises(error, match=message):
+        train(compiled(), 1).optimizer.load_state(tmp_path / name)
+
+
+class Boom:
+    """Pickled objects are never unpickled."""
+
+    def __reduce__(self) -> Any:
+        return (pytest.fail, ("code in the file was run",))

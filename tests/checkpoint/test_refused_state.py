@@ -336,7 +336,7 @@ def test_a_wrong_dict_is_a_clear_error_that_changes_nothing(case, build):
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("state.h5", ValueError, r'must end in `\.npz`\. Received: path=.*state\.h5'),
+        ("state.h5", ValueError, r"must end in `\.npz`\. Received: path=.*state\.h5"),
         ("gone.npz", FileNotFoundError, r"must be an existing file\. Received: path=.*gone\.npz"),
         ("other.npz", ValueError, "without a manifest, with the entries a"),
         ("code.npz", ValueError, "optimizer state is damaged"),

@@ -339,23 +339,6 @@ def test_bad_stages_are_refused(arguments, error, message):
         recipes.gradual_unfreezing(*arguments)
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: kgo.schedules.UnfreezeAt(-1), ValueError, "`step`.*-1 in UnfreezeAt"),
-        (lambda: kgo.schedules.UnfreezeAt(1.5), TypeError, "`step` must be an integer >= 0.*1.5"),
-        (
-            lambda: kgo.schedules.UnfreezeAt(1, float("nan")),
-            ValueError,
-            "`ratio`.*nan in UnfreezeAt",
-        ),
-    ],
-)
-def test_a_bad_start_is_refused(make, error, message):
-    with pytest.raises(error, match=message):
-        make()
-
-
 # lora ------------------------------------------------------------------------------------------
 
 

@@ -111,6 +111,8 @@ BAD_SCHEDULES = [
         (of("Sequential", [1, 2, 3], [5, 4]), "must be increasing"),
         (lambda: kgo.warmup(0.1, 0), "`steps` must be an integer >="),
         (lambda: horizon(0), "`total` must be an integer >= 1"),
+        (of("UnfreezeAt", -1), "`step` … -1 in UnfreezeAt"),
+        (of("UnfreezeAt", 1, NAN), "`ratio` … nan in UnfreezeAt"),
     ),
     *rows(
         TypeError,
@@ -132,6 +134,7 @@ BAD_SCHEDULES = [
             "`scale` must be a function of one argument … missing a required argument: 'cycle'",
         ),
         (lambda: horizon(0.5), "`total` must be an integer >= 1"),
+        (of("UnfreezeAt", 1.5), "`step` must be an integer >= 0 … 1.5"),
     ),
 ]
 

@@ -57,7 +57,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def needs_its_backend(item: pytest.Item) -> bool:
-    """Returns whether a test is not for torch, the backend of what runs once."""
+    """Returns whether a test among those that run once, on torch, must run elsewhere too."""
+    if item.get_closest_marker("every_backend"):
+        return True
     return any("torch" not in marker.args for marker in item.iter_markers("backends"))
 
 

@@ -142,6 +142,7 @@ def test_given_anchors_are_unknown_after_from_config_until_they_are_given_or_loa
 # Through fit -----------------------------------------------------------------------------------
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize(
     ("groups", "options", "text"),
     [

@@ -276,6 +276,7 @@ def outer_block():
 # gradual_unfreezing ----------------------------------------------------------------------------
 
 
+@pytest.mark.every_backend
 def test_parts_join_one_after_another_and_keep_their_moments(tmp_path):
     model = models.chain("a b c")
     ratios = recipes.gradual_unfreezing(recipes.layerwise_decay(model, 0.5), 2)

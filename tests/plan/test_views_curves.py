@@ -43,6 +43,7 @@ def by_name(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
 # Numbers -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.every_backend
 def test_the_curves_of_a_plan_are_rates_ratios_decays_and_momentums():
     plan = three_groups(weight_decay=Linear(0.5, 4), ema=kgo.EMA(kgo.warmup(0.5, 4)))
     found = curves(plan, [0, 3, 4, 8])
@@ -92,6 +93,7 @@ def test_ratios_within_a_group_spread_its_rate():
     assert head["arguments"] == {}
 
 
+@pytest.mark.every_backend
 def test_training_moves_weights_by_the_rates_of_the_curves():
     model = rate_meter.make_model()
     optimizer = kgo.GroupedOptimizer(
@@ -145,6 +147,7 @@ class Halving(keras.optimizers.schedules.LearningRateSchedule):
         return {}
 
 
+@pytest.mark.every_backend
 def test_a_schedule_that_asks_for_the_step_in_python_is_drawn_too():
     found = by_name(curves(plan_of(learning_rate=Halving()), [3, 4, 5]))
     assert found["default"]["learning_rate"]["highest"] == [1.0, 0.5, 0.5]

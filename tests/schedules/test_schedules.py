@@ -58,6 +58,7 @@ def traced(schedule: Any) -> Any:
 # Equal to torch -----------------------------------------------------------------------------------
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize(("mine", "other", "steps"), EQUAL)
 def test_a_schedule_equals_that_of_torch_at_each_step_with_ratios_held(mine, other, steps):
     expected = np.array(
@@ -72,6 +73,7 @@ def test_a_schedule_equals_that_of_torch_at_each_step_with_ratios_held(mine, oth
     assert tuple(schedule(1).shape) == ()
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize(("mine", "other", "steps"), EQUAL)
 def test_a_schedule_is_the_same_where_it_is_compiled_and_after_saving(mine, other, steps):
     del other
@@ -168,6 +170,7 @@ TEN_MILLION = 10_000_000
 LATE = [1, 2, 2_999_999, 3_000_000, 5_000_001, 9_999_990, 9_999_998, 9_999_999]
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize(
     ("schedule", "exact"),
     [
@@ -219,6 +222,7 @@ FITTED = [
 ]
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize(("make", "end"), FITTED)
 def test_a_schedule_asked_to_ends_with_the_run(make, end):
     fitted, known = make("fit"), make(30)
@@ -353,6 +357,7 @@ def expected_weights(steps: int, rate: Any, decay: Any) -> float:
     return weight
 
 
+@pytest.mark.every_backend
 @pytest.mark.parametrize("accumulation", [None, 2])
 def test_a_schedule_drives_rate_ratio_and_decay_by_optimizer_steps(accumulation):
     base, own = Linear(0.5, "fit", 0.1), kgo.warmup(Step(0.25, 2, 0.5), 2)

@@ -15,6 +15,7 @@ from models import arrays, assert_equal
 
 import keras_groupopt as kgo
 
+pytestmark = pytest.mark.every_backend
 ON_TENSORFLOW = os.environ["KERAS_BACKEND"] == "tensorflow"
 ON_JAX = os.environ["KERAS_BACKEND"] == "jax"
 REFUSED = "Every variable must be one the optimizer was built with. Received: unknown {}"

@@ -21,6 +21,8 @@ from models import dense
 
 import keras_groupopt as kgo
 
+pytestmark = pytest.mark.every_backend
+
 
 def sgd(groups: Any = (), **options: Any) -> kgo.GroupedOptimizer:
     return kgo.GroupedOptimizer(groups, **{"rule": "sgd", "learning_rate": 0.1, **options})

@@ -580,21 +580,7 @@ def test_state_without_a_window_empties_the_one_that_is_open(tmp_path: Any) -> N
 
 # Declared, and refused ------------------------------------------------------------------------
 
-STEPS = "`gradient_accumulation_steps` must be an integer >= 2"
 SAMPLES = "`sample_count` must be a positive finite number"
-REFUSED = [
-    *((value, ValueError) for value in (0, 1, -2)),
-    *((value, TypeError) for value in (2.5, "4", True, [2])),
-]
-
-
-@pytest.mark.parametrize(("value", "error"), REFUSED, ids=str)
-def test_a_number_of_micro_batches_that_is_none_is_refused(
-    value: Any, error: type[Exception]
-) -> None:
-    with pytest.raises(error) as caught:
-        kgo.GroupedOptimizer(gradient_accumulation_steps=value)
-    assert f"{STEPS}. Received: gradient_accumulation_steps={value!r}" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -641,16 +627,3 @@ def test_a_window_with_and_without_sample_counts_is_refused_and_loses_nothing(
     for count in (other, other, first, first, other, other):
         step(gradients(1), count)
     assert int(numpy_of(optimizer.iterations)) == 4
-
-
-def test_flush_needs_a_built_optimizer() -> None:
-    with pytest.raises(ValueError, match="`flush` needs a built optimizer"):
-        kgo.GroupedOptimizer(gradient_accumulation_steps=2).flush()
-
-
-def test_a_config_keeps_the_number_of_micro_batches() -> None:
-    config = kgo.GroupedOptimizer(gradient_accumulation_steps=np.int64(4)).get_config()
-    assert config["gradient_accumulation_steps"] == 4
-    assert kgo.GroupedOptimizer.from_config(config).gradient_accumulation_steps == 4
-    with pytest.raises(AttributeError, match="fixed at construction"):
-        kgo.GroupedOptimizer.from_config(config).gradient_accumulation_steps = 2

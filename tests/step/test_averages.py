@@ -426,9 +426,7 @@ def test_averages_and_their_counts_are_saved(average: Any, suffix: str, tmp_path
     assert "@averages_made" in state_of(again.optimizer)
 
 
-# Declared, and refused ------------------------------------------------------------------------
-
-
+@pytest.mark.once
 @pytest.mark.parametrize("name", TRANSCRIPTS)
 def test_a_config_keeps_the_average(name: str) -> None:
     optimizer = kgo.GroupedOptimizer(**TRANSCRIPTS[name][0])
@@ -436,63 +434,6 @@ def test_a_config_keeps_the_average(name: str) -> None:
     again = kgo.GroupedOptimizer.from_config(config)
     assert again.get_config() == config
     assert (config["ema"] is None) == (name == "use_ema")
-
-
-def test_the_plan_says_how_weights_are_averaged() -> None:
-    model = make_model()
-    says = {
-        "ema": "EMA(momentum=0.9)",
-        "ema now and then": "EMA(momentum=0.9, warmup=True, every=3, start=4)",
-        "ema on a schedule": "EMA(momentum=PiecewiseConstantDecay)",
-        "swa now and then": "SWA(every=4, start=5)",
-        "use_ema": "use_ema(momentum=0.75)",
-    }
-    for name, said in says.items():
-        plan = sgd(model, **TRANSCRIPTS[name][0]).plan
-        assert plan.to_dict()["options"]["ema"] == said
-        assert f"Average of the weights: {said}" in summary(plan)
-    plan = sgd(model, gradient_accumulation_steps=4, on_nonfinite="raise").plan
-    assert "Micro-batches per step: 4" in summary(plan)
-    assert "Gradients not finite: raise" in summary(plan)
-    plain = summary(sgd(model).plan)
-    assert not [word for word in ("Average", "Micro", "finite") if word in plain]
-
-
-def summary(plan: Any) -> str:
-    lines: list[str] = []
-    plan.summary(print_fn=lines.append, line_length=100)
-    return "\n".join(lines)
-
-
-REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
-    (lambda: kgo.EMA(1.0), ValueError, r"`momentum` must be a number in \[0, 1\) or a schedule"),
-    (lambda: kgo.EMA(-0.1), ValueError, r"`momentum`.*momentum=-0.1 in EMA"),
-    (lambda: kgo.EMA("0.9"), TypeError, "`momentum`"),
-    (lambda: kgo.EMA(None), ValueError, "`momentum`"),
-    (lambda: kgo.EMA(lambda step: 0.9), TypeError, "a schedule over optimizer steps"),
-    (lambda: kgo.EMA(0.9, warmup=100), TypeError, "`warmup` must be True or False"),
-    (lambda: kgo.EMA(0.9, every=0), ValueError, r"`every` must be an integer >= 1.*every=0"),
-    (lambda: kgo.EMA(0.9, start=-1), ValueError, r"`start` must be an integer >= 0.*start=-1"),
-    (lambda: kgo.SWA(every=2.0), TypeError, r"`every` must be an integer >= 1.*every=2.0 in SWA"),
-    (lambda: kgo.SWA(start=True), TypeError, r"`start` must be an integer"),
-    (lambda: sgd(ema=0.9), TypeError, r"`ema` must be `kgo.EMA.*Write `ema=kgo.EMA\(0.9\)`"),
-    (lambda: sgd(ema=kgo.EMA), TypeError, "`ema` must be `kgo.EMA"),
-    (lambda: sgd(ema=kgo.EMA(), use_ema=True), ValueError, "Only one of `use_ema` and `ema`"),
-    (lambda: sgd(use_ema=0.999), TypeError, r"use_ema=0.999. The momentum is `ema_momentum=`"),
-    (lambda: sgd(ema_overwrite_frequency=2), ValueError, "must come with `use_ema=True`"),
-    (lambda: sgd(use_ema=True, ema_overwrite_frequency=0), ValueError, "an integer >= 1"),
-    (lambda: sgd(use_ema=True, ema_momentum=1.5), ValueError, r"`ema_momentum` must be .*1\.5"),
-    (lambda: setattr(sgd(ema=kgo.EMA()), "ema", None), AttributeError, "fixed at construction"),
-    (lambda: sgd(towers("a"))._average_pairs(), ValueError, "needs a built optimizer"),
-]
-
-
-@pytest.mark.parametrize(("make", "error", "said"), REFUSED)
-def test_what_is_no_average_is_refused(
-    make: Callable[[], Any], error: type[Exception], said: str
-) -> None:
-    with pytest.raises(error, match=said):
-        make()
 
 
 def test_an_optimizer_without_averages_says_so() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from chosen_gradients import UnusedHead, fit, mean_output, towers, train, weights
+from chosen_gradients import UnusedHead, mean_output, towers, train, weights
 
 import keras_groupopt as kgo
 
@@ -146,29 +146,3 @@ def test_a_norm_that_is_not_finite_and_propagates_shows_in_every_weight(gradient
     optimizer = sgd(model, groups, global_clipnorm=1.0, on_nonfinite="propagate")
     moved = train(model, optimizer, [gradient, 1.0])
     assert np.isnan([moved["a/kernel"], moved["b/kernel"]]).all()
-
-
-TWO = {"clipnorm": 1.0, "global_clipnorm": 1.0}
-
-
-def test_two_kinds_of_clipping_at_once_are_refused_and_not_dropped():
-    """One of the two was ignored without a word."""
-    message = r"Only one of `clipnorm`.*Received: clipnorm=1\.0, global_clipnorm=1\.0 in "
-    with pytest.raises(ValueError, match=message + "GroupedOptimizer"):
-        kgo.GroupedOptimizer(**TWO)
-    with pytest.raises(ValueError, match=message + 'group "a"'):
-        kgo.Group("a", "a", **TWO)
-
-
-@pytest.mark.parametrize("name", ["clipnorm", "global_clipnorm", "clipvalue"])
-@pytest.mark.parametrize("built", [False, True], ids=["before build", "after build"])
-def test_clipping_cannot_be_set_later_where_a_compiled_step_would_ignore_it(name, built):
-    model = towers("a", "b")
-    optimizer = sgd(model, global_clipnorm=1.0)
-    if built:
-        optimizer.build(model.trainable_variables)
-    with pytest.raises(AttributeError, match=f"`{name}` is fixed at construction"):
-        setattr(optimizer, name, 0.1)
-    model.compile(optimizer=optimizer, loss=mean_output)
-    fit(model, [3.0, 4.0])
-    assert weights(model) == {"a/kernel": pytest.approx(-0.6), "b/kernel": pytest.approx(-0.8)}

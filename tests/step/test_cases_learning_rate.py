@@ -181,15 +181,9 @@ def test_a_resumed_run_continues_the_schedule_where_it_stopped(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "one", [1, np.int64(1), np.float32(1), np.float16(1), np.array(1), True], ids=repr
-)
+@pytest.mark.parametrize("one", [1, np.float16(1), np.array(1)], ids=repr)
 def test_a_whole_number_as_rate_is_a_float_that_can_be_halved(one):
     """An integer rate kept its type, and half of it was 0."""
-    if one is True:
-        with pytest.raises(TypeError, match=r"`learning_rate` must be a finite number"):
-            kgo.GroupedOptimizer(learning_rate=one)
-        return
     model = towers("w")
     optimizer = kgo.GroupedOptimizer(
         [kgo.Group("w", "w", learning_rate_ratio=one)], model=model, rule="sgd", learning_rate=one
@@ -203,10 +197,3 @@ def test_a_whole_number_as_rate_is_a_float_that_can_be_halved(one):
     # Rates 1, 1, 1/2: the callback acts from the end of the second epoch.
     assert weights(model) == {"w/kernel": pytest.approx(-2.5)}
     assert float(optimizer.learning_rate) == pytest.approx(0.25)
-
-
-@pytest.mark.parametrize("form", [list, tuple, np.array], ids=["list", "tuple", "array"])
-def test_a_list_of_rates_is_refused_with_both_counts(form):
-    groups = [kgo.Group("a", "a"), kgo.Group("b", "b")]
-    with pytest.raises(ValueError, match=r"3 rates for 2 groups \(a, b\).*learning_rate_ratio"):
-        kgo.GroupedOptimizer(groups, learning_rate=form([1e-4, 1e-3, 1e-2]))

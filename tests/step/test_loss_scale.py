@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -616,51 +615,3 @@ def test_weights_are_set_in_order(trained):
     with pytest.raises(ValueError, match=r"must have the shapes of `optimizer\.variables`"):
         other.optimizer.set_weights(values[:-1])
     saving_models.assert_equal(other, trained)
-
-
-# Arguments ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (
-            lambda: kgo.LossScaleOptimizer(keras.optimizers.SGD()),
-            TypeError,
-            "`inner_optimizer` must be a GroupedOptimizer. Received: <keras",
-        ),
-        (
-            lambda: kgo.LossScaleOptimizer(kgo.LossScaleOptimizer(kgo.GroupedOptimizer())),
-            TypeError,
-            "of type LossScaleOptimizer",
-        ),
-        (
-            lambda: kgo.LossScaleOptimizer(kgo.GroupedOptimizer(loss_scale_factor=8.0)),
-            ValueError,
-            "Received: loss_scale_factor=8.0. Leave it out",
-        ),
-        (
-            lambda: kgo.LossScaleOptimizer(kgo.GroupedOptimizer(), initial_scale=0),
-            ValueError,
-            "`initial_scale` must be a positive finite number",
-        ),
-        (
-            lambda: kgo.LossScaleOptimizer(kgo.GroupedOptimizer(), initial_scale="2"),
-            TypeError,
-            "`initial_scale` must be a positive finite number",
-        ),
-        (
-            lambda: kgo.LossScaleOptimizer(kgo.GroupedOptimizer(), dynamic_growth_steps=0),
-            ValueError,
-            "`dynamic_growth_steps` must be an integer >= 1",
-        ),
-        (
-            lambda: kgo.LossScaleOptimizer(kgo.GroupedOptimizer(), dynamic_growth_steps=2.5),
-            TypeError,
-            "`dynamic_growth_steps` must be an integer >= 1",
-        ),
-    ],
-)
-def test_bad_arguments_are_refused(make, error, message):
-    with warnings.catch_warnings(), pytest.raises(error, match=re.escape(message)):
-        make()

@@ -268,19 +268,6 @@ def test_group_logger_warns_of_skipped_steps_and_logs_them_on_request() -> None:
         fit(plain, callbacks=[kgo.GroupLogger(skipped=True)])
 
 
-@pytest.mark.parametrize("value", ["ignore", "Skip", None, True])
-def test_another_policy_is_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match=r'one of "skip", "propagate", "raise"\. Received: on_n'):
-        kgo.GroupedOptimizer(on_nonfinite=value)
-
-
-def test_the_policy_is_declared_once_and_kept_by_a_config() -> None:
-    optimizer = kgo.GroupedOptimizer(on_nonfinite="raise")
-    assert kgo.GroupedOptimizer.from_config(optimizer.get_config()).on_nonfinite == "raise"
-    with pytest.raises(AttributeError, match="`on_nonfinite` is fixed at construction"):
-        optimizer.on_nonfinite = "skip"
-
-
 # Compiled as one ------------------------------------------------------------------------------
 
 

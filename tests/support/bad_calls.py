@@ -147,7 +147,8 @@ FIXED = rows(
         )
         for name in (
             *("clipnorm", "clipvalue", "ema_momentum", "global_clipnorm"),
-            *("gradient_accumulation_steps", "use_ema", "weight_decay"),
+            *("gradient_accumulation_steps", "use_ema", "weight_decay", "on_nonfinite"),
+            *("ema", "ratios", "fused", "loss_scale_factor"),
         )
     ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -145,6 +145,21 @@ def take_step(
     optimizer.apply(tensors_of(values, variables), list(variables.values()))
 
 
+def make_optimizer(rule: Any = "adam", **options: Any) -> kgo.GroupedOptimizer:
+    """An optimizer without a model that pulls weights to where they started."""
+    options = {"learning_rate": RATE, "weight_decay": DECAY, "anchor": "initial"} | options
+    return kgo.GroupedOptimizer(rule=rule, **options)
+
+
+def trained(optimizer: Any, steps: Iterable[int] = range(4)) -> dict[str, np.ndarray]:
+    """The weights of new towers after some steps of an optimizer that has no model yet."""
+    model = make_model()
+    optimizer.bind(model)
+    for step in steps:
+        take_step(optimizer, model, gradients(step))
+    return weights_of(model)
+
+
 # Rules and rates of tests ---------------------------------------------------------------------
 
 
@@ -194,6 +209,21 @@ class PeakMomentumReference(references.Rule):
 def quarter_rate() -> float:
     """A base rate that is a function."""
     return RATE / 4
+
+
+@keras.saving.register_keras_serializable(package="groupopt_tests")
+class Jump(keras.optimizers.schedules.LearningRateSchedule):
+    """`first` before step `at`, then `then`."""
+
+    def __init__(self, first: float, then: float, at: int = 3) -> None:
+        self.first, self.then, self.at = first, then, at
+
+    def __call__(self, step: Any) -> Any:
+        step = keras.ops.convert_to_tensor(step)
+        return keras.ops.where(step < self.at, self.first, self.then)
+
+    def get_config(self) -> dict[str, Any]:
+        return {"first": self.first, "then": self.then, "at": self.at}
 
 
 def stairs(value: float) -> Any:

@@ -52,6 +52,22 @@ def test_a_groups_own_clipping_acts_before_the_norm_over_all(own, expected):
     assert [-moved[f"{name}/kernel"] for name in "abc"] == pytest.approx(expected)
 
 
+@pytest.mark.backends("tensorflow", "torch", reason="JAX has no float64 by default")
+@pytest.mark.parametrize(
+    ("options", "gradient", "expected"),
+    [
+        *(({name: 0.5}, 3.0, -0.5) for name in ("global_clipnorm", "clipnorm", "clipvalue")),
+        ({"learning_rate": 1e-3, "weight_decay": 1e-4}, 0.0, -1.5e-7),
+    ],
+    ids=str,
+)
+def test_gradients_and_decay_of_float64_are_of_float64(options, gradient, expected):
+    variable = keras.Variable(np.full((1, 1), 1.5), dtype="float64", name="kernel")
+    sgd(None, **options).apply([keras.ops.full((1, 1), gradient, dtype="float64")], [variable])
+    moved = keras.ops.convert_to_numpy(variable)[0, 0] - 1.5
+    assert moved == pytest.approx(expected, rel=1e-5)
+
+
 def embedding_step(table: np.ndarray, kernel: np.ndarray, tokens: list[int], limit: dict):
     """One SGD step at rate 1, in float64: (table, kernel, bias) after it, the bias from 0."""
     classes = kernel.shape[1]

@@ -1,4 +1,4 @@
-"""Rules against the packages they come from: a hundred steps, to float32 rounding.
+"""Rules against the packages they come from: forty steps, to float32 rounding.
 
 Every rule runs in a group of a `GroupedOptimizer`, on the backend of the test run. The original
 runs in float64, on the same gradients, whatever that backend is, and so does the rule's reference.
@@ -18,7 +18,7 @@ from rule_table import Arrays, Original, RuleRow
 
 import keras_groupopt as kgo
 
-STEPS = 100
+STEPS = 40
 SHAPES = {"kernel": (4, 3), "bias": (4,)}
 MATRICES = {"wide": (3, 5), "tall": (5, 3)}
 ROWS = {
@@ -58,9 +58,7 @@ def optimizer_of(name: str, row: RuleRow, original: Original) -> Any:
 
 
 @pytest.mark.parametrize(("name", "row", "original"), ROWS.values(), ids=list(ROWS))
-def test_a_hundred_steps_are_those_of_the_original(
-    name: str, row: RuleRow, original: Original
-) -> None:
+def test_forty_steps_are_those_of_the_original(name: str, row: RuleRow, original: Original) -> None:
     shapes = MATRICES if row.only_matrices else SHAPES
     weights, gradients = start(shapes), history(shapes)
     expected = original.run(weights, gradients)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
+import models
 import numpy as np
 import pytest
 from cases import (
@@ -54,7 +55,6 @@ ROWS = [(case, EVERYTHING) for case in RULES] + [
     in ("clipnorm_then_global_clipnorm", "loss_scale", "instances", "everything_at_once")
 ]
 every_row = pytest.mark.parametrize(("case", "options"), ROWS, ids=[case.name for case, _ in ROWS])
-both_ways = pytest.mark.parametrize("way", ["eager", "compiled"])
 
 
 def batch(case: Case, step: int, count: int = 2) -> tuple[Given, list[Given]]:
@@ -173,57 +173,32 @@ def test_compiled_micro_batches_are_one_batch_and_move_nothing_in_between(name: 
     assert traces() == 1
 
 
-def dense(optimizer: Callable[[Any], Any]) -> Any:
-    """A small model with equal weights every time, and its data."""
-    keras.utils.set_random_seed(1)
-    layers = [keras.layers.Dense(8, "tanh", name="enc"), keras.layers.Dense(2, name="head")]
-    model = keras.Sequential([keras.Input((4,)), *layers])
-    model.compile(optimizer(model), loss="mse")
-    return model
-
-
-X = np.random.default_rng(0).normal(size=(60, 4)).astype("float32")
-Y = X[:, :2] ** 2
-
-
 def test_fit_with_three_micro_batches_is_fit_with_batches_three_times_as_large() -> None:
-    def make(model: Any, **options: Any) -> Any:
-        return kgo.GroupedOptimizer(
-            [kgo.Group("enc", "enc", learning_rate_ratio=0.5)],
-            model=model,
-            rule="adam",
-            learning_rate=0.01,
-            weight_decay=0.01,
-            global_clipnorm=0.5,
-            ema=kgo.EMA(0.5),
-            **options,
-        )
-
-    whole, parts = dense(make), dense(lambda m: make(m, gradient_accumulation_steps=3))
-    for model, size in ((whole, 12), (parts, 4)):
-        model.fit(X, Y, batch_size=size, epochs=2, shuffle=False, verbose=0)
-        assert counters_of(model.optimizer) == {10}
-    for mine, other in zip(whole.get_weights(), parts.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, other, rtol=0, atol=1e-6)
-    mine, other = (
-        [numpy_of(mean) for mean, _ in model.optimizer._average_pairs()] for model in (whole, parts)
-    )
-    for value, wanted in zip(mine, other, strict=True):
-        np.testing.assert_allclose(value, wanted, rtol=0, atol=1e-6)
-    assert any(
-        np.abs(a - numpy_of(v)).max() > 1e-4
-        for a, (_, v) in zip(mine, whole.optimizer._average_pairs(), strict=True)
-    )
+    group = kgo.Group("enc", "enc", learning_rate_ratio=0.5)
+    options = {"rule": "adam", "learning_rate": 0.01, "weight_decay": 0.01}
+    options |= {"global_clipnorm": 0.5, "ema": kgo.EMA(0.5)}
+    whole = models.compiled(models.dense(), group, **options)
+    parts = models.compiled(models.dense(), group, gradient_accumulation_steps=4, **options)
+    for model, size in ((whole, 16), (parts, 4)):
+        models.fit(model, 4, batch_size=size)
+        assert counters_of(model.optimizer) == {8}
+    models.assert_equal(parts, whole, atol=1e-6)
+    with kgo.averaged_weights(whole), kgo.averaged_weights(parts):
+        models.assert_equal(parts, whole, atol=1e-6)
+        averaged = models.arrays(whole)
+    assert np.abs(averaged[0] - models.arrays(whole)[0]).max() > 1e-4
 
 
 # Known numbers --------------------------------------------------------------------------------
 
 NUMBERS = {
-    # DEC-07, CLIP-09, ACC-07, ACC-08: options, start, gradients, and the weight after each.
-    "decay acts once": ({"weight_decay": 0.1}, 4, 1.0, [0, 0, 0, 0], [1, 1, 1, 0.9]),
-    "the mean is clipped": ({"global_clipnorm": 1.0}, 2, 0.0, [10, 0], [0, -1]),
-    "the mean is clipped in its group": ({"clipnorm": 1.0}, 2, 0.0, [10, 0], [0, -1]),
+    # DEC-07, CLIP-09, ACC-07, ACC-08: the way, options, micro-batches, start, gradients, and the
+    # weight after each.
+    "decay acts once": ("compiled", {"weight_decay": 0.1}, 4, 1.0, [0, 0, 0, 0], [1, 1, 1, 0.9]),
+    "the mean is clipped": ("eager", {"global_clipnorm": 1.0}, 2, 0.0, [10, 0], [0, -1]),
+    "the mean is clipped in its group": ("compiled", {"clipnorm": 1.0}, 2, 0.0, [10, 0], [0, -1]),
     "velocity moves once": (
+        "eager",
         {"rule": kgo.rule("sgd", momentum=0.5)},
         2,
         0.0,
@@ -231,6 +206,7 @@ NUMBERS = {
         [0, -1, -1, -2.5],
     ),
     "the next one takes the place of inf": (
+        "compiled",
         {},
         2,
         0.0,
@@ -240,10 +216,9 @@ NUMBERS = {
 }
 
 
-@both_ways
 @pytest.mark.parametrize("name", NUMBERS)
-def test_one_weight_takes_these_values(name: str, way: str) -> None:
-    options, count, start, given, expected = NUMBERS[name]
+def test_one_weight_takes_these_values(name: str) -> None:
+    way, options, count, start, given, expected = NUMBERS[name]
     model = make_model()
     variables = by_path(model)
     variables["head/gain"].assign(start)
@@ -285,8 +260,10 @@ def test_under_loss_scaling_the_next_one_takes_the_place_of_an_overflow() -> Non
     assert int(numpy_of(inner.iterations)) == 2
 
 
-@both_ways
-@pytest.mark.parametrize("kind", [int, np.float32, keras.ops.convert_to_tensor])
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [("eager", int), ("compiled", np.float32), ("eager", keras.ops.convert_to_tensor)],
+)
 def test_micro_batches_weigh_by_their_sample_count(way: str, kind: Callable[[Any], Any]) -> None:
     """ACC-04: 3 samples of gradient 1 and one of gradient 5 have the mean 2, not 3."""
     model = make_model()
@@ -376,23 +353,27 @@ def test_weights_of_low_precision_have_sums_and_averages_of_float32(dtype: str) 
 # Missing gradients, and variables that do not come ---------------------------------------------
 
 HEAD = [path for path in PATHS if path.startswith("head")]
-RESTS = {
-    "a gradient, then None": ([1.0, None], 0.5),
-    "None, then a gradient": ([None, 1.0], 0.5),
-    "None in the whole window": ([None, None], None),
-}
+LATER, FIRST, NEVER = ([1.0, None], 0.5), ([None, 1.0], 0.5), ([None, None], None)
 
 
-@both_ways
-@pytest.mark.parametrize("left_out", [False, True], ids=["None", "left out of apply"])
-@pytest.mark.parametrize("name", RESTS)
+@pytest.mark.parametrize(
+    ("rest", "left_out", "way"),
+    [
+        (LATER, False, "compiled"),
+        (LATER, True, "eager"),
+        (FIRST, False, "eager"),
+        (FIRST, True, "compiled"),
+        (NEVER, False, "compiled"),
+        (NEVER, True, "eager"),
+    ],
+)
 @pytest.mark.usefixtures("missing_is_expected")
 def test_a_micro_batch_without_a_gradient_loses_nothing(
-    name: str, left_out: bool, way: str, backend: str
+    rest: Any, left_out: bool, way: str, backend: str
 ) -> None:
     if left_out and way == "compiled" and backend != "tensorflow":
         pytest.skip("a stateless step takes the values of all variables")
-    values, mean = RESTS[name]
+    values, mean = rest
     case = next(case for case in RULES if case.name == "nadam")
     whole, parts = make_model(), make_model()
     options = EVERYTHING | {"ema": kgo.EMA(0.5)}
@@ -490,7 +471,7 @@ def test_a_window_carries_over_into_the_next_epoch_or_is_flushed() -> None:
     assert_same(state_of(model.optimizer), before)
 
 
-@both_ways
+@pytest.mark.parametrize("way", ["eager", "compiled"])
 @pytest.mark.usefixtures("missing_is_expected")
 def test_a_flush_moves_what_came_in_its_window_whatever_came_before(way: str) -> None:
     """Steps with and without a gradient of the head: each is compiled, and any may be the last."""
@@ -539,9 +520,9 @@ def open_window(model: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("suffix", "load"), [(".keras", _loaded), (".weights.h5", _loaded_into_new)]
+    ("suffix", "load", "flush"),
+    [(".keras", _loaded, False), (".weights.h5", _loaded_into_new, True)],
 )
-@pytest.mark.parametrize("flush", [False, True], ids=["goes on", "is flushed"])
 def test_a_window_saved_open_goes_on_where_it_was(
     suffix: str, load: Callable[[Any], Any], flush: bool, tmp_path: Any
 ) -> None:

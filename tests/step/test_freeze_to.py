@@ -3,59 +3,56 @@
 from __future__ import annotations
 
 import keras
+import models
 import numpy as np
 import pytest
+from models import arrays, assert_equal, fit
 
 import keras_groupopt as kgo
 
-X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
-Y = np.random.default_rng(1).normal(size=(32, 2)).astype("float32")
-
 
 def compiled(groups=None, **options):
+    layers = keras.layers
     keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
             keras.Input((4,)),
-            keras.layers.Dense(5, name="stem"),
-            keras.layers.BatchNormalization(name="norm"),
-            keras.layers.Dense(3, name="body"),
-            keras.layers.Dense(2, name="head"),
+            layers.Dense(5, name="stem"),
+            layers.BatchNormalization(name="norm"),
+            layers.Dense(3, name="body"),
+            layers.Dense(2, name="head"),
         ]
     )
     # Declared from the top down: the model's order counts.
     groups = groups or {"head": "head", "body": "body", "stem": ["stem", "norm"]}
     options = {"rule": "adam", "learning_rate": 0.01, "global_clipnorm": 0.1} | options
-    model.compile(optimizer=kgo.GroupedOptimizer(groups, model=model, **options), loss="mse")
-    return model
-
-
-def values(model):
-    return {v.path: keras.ops.convert_to_numpy(v) for v in model.weights}
+    return models.compiled(model, groups=groups, **options)
 
 
 def moved_layers(model, **options):
-    before = values(model)
-    model.fit(X, Y, batch_size=16, verbose=0, shuffle=False, **options)
-    after = values(model)
-    return {path.split("/")[-2] for path in before if np.any(before[path] != after[path])}
+    before = arrays(model)
+    fit(model, batch_size=16, **options)
+    return {
+        variable.path.split("/")[-2]
+        for variable, old, new in zip(model.weights, before, arrays(model), strict=True)
+        if np.any(old != new)
+    }
 
 
 @pytest.mark.parametrize(
-    ("n", "trained"),
+    ("n", "trained", "built"),
     [
-        (-1, ["head"]),
-        (-2, ["body", "head"]),
-        (1, ["body", "head"]),
-        (0, ["stem", "body", "head"]),
-        (-3, ["stem", "body", "head"]),
+        (-1, ["head"], False),
+        (-2, ["body", "head"], True),
+        (1, ["body", "head"], False),
+        (0, ["stem", "body", "head"], True),
+        (-3, ["stem", "body", "head"], False),
     ],
 )
-@pytest.mark.parametrize("built", [False, True])
 def test_only_the_last_groups_move(n, trained, built):
     model = compiled()
     if built:
-        model.fit(X, Y, verbose=0)
+        fit(model)
     assert model.optimizer.freeze_to(n) == trained
     # The statistics of BatchNorm are no business of an optimizer.
     assert moved_layers(model) - {"norm"} == set(trained)
@@ -73,12 +70,10 @@ def test_frozen_groups_have_no_part_in_the_norm_and_keep_their_state():
     other = kgo.GroupedOptimizer(rule="sgd", learning_rate=0.01, global_clipnorm=0.1)
     head_only.compile(optimizer=other, loss="mse")
     for each in (model, head_only):
-        each.fit(X, Y, batch_size=16, verbose=0, shuffle=False)
-    for one, two in zip(model.weights, head_only.weights, strict=True):
-        assert np.array_equal(*map(keras.ops.convert_to_numpy, (one, two)))
+        fit(each, batch_size=16)
+    assert_equal(model, head_only)
 
-    model = compiled()
-    model.fit(X, Y, verbose=0)
+    model = fit(compiled())
 
     def moments():
         state = model.optimizer.state_dict()["groups"]["body"]["body/kernel"]
@@ -86,7 +81,7 @@ def test_frozen_groups_have_no_part_in_the_norm_and_keep_their_state():
 
     before = moments()
     model.optimizer.freeze_to(-1)
-    model.fit(X, Y, verbose=0)
+    fit(model)
     assert np.array_equal(before, moments())
     model.optimizer.freeze_to(0)
     assert moved_layers(model) == {"stem", "norm", "body", "head"}
@@ -106,24 +101,22 @@ def test_a_callback_may_open_group_after_group():
 
 
 def test_a_saved_model_is_frozen_as_it_was(tmp_path):
-    model = compiled()
-    model.fit(X, Y, verbose=0)
+    model = fit(compiled())
     model.optimizer.freeze_to(-1)
-    model.fit(X, Y, verbose=0)
+    fit(model)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     assert moved_layers(loaded) - {"norm"} == moved_layers(model) - {"norm"} == {"head"}
     loaded.optimizer.bind(loaded)
     for each in (model, loaded):
         each.optimizer.freeze_to(0)
-        each.fit(X, Y, batch_size=16, verbose=0, shuffle=False)
-    for one, two in zip(model.weights, loaded.weights, strict=True):
-        assert np.array_equal(*map(keras.ops.convert_to_numpy, (one, two)))
+        fit(each, batch_size=16)
+    assert_equal(model, loaded)
 
 
 def test_what_others_froze_stays_frozen():
     model = compiled({"head": "head", "stem": kgo.Group("stem", ["stem", "norm"], frozen=True)})
-    model.fit(X, Y, verbose=0)
+    fit(model)
     next(v for v in model.get_layer("body").variables if v.name == "bias").trainable = False
     assert model.optimizer.freeze_to(-1) == ["head"]
     assert model.optimizer.freeze_to(0) == ["default", "head"]
@@ -135,7 +128,7 @@ def test_a_model_with_a_gradient_rule_can_be_frozen():
     model = kgo.sharpness_aware(compiled(), kgo.SAM(0.05))
     keras_optimizer = kgo.GroupedOptimizer({"head": "head"}, model=model, rule="sgd")
     model.compile(optimizer=keras_optimizer, loss="mse")
-    model.fit(X, Y, verbose=0)
+    fit(model)
     assert keras_optimizer.freeze_to(-1) == ["head"]
     assert moved_layers(model) - {"norm"} == {"head"}
     model.compile(optimizer=keras_optimizer, loss="mse")

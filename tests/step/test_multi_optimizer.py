@@ -1,7 +1,7 @@
 """What `keras.optimizers.MultiOptimizer` does not do, and this package does.
 
-Each row is a claim: a program, and what it comes to with our optimizer and with `MultiOptimizer`, on
-the Keras it was measured on.
+Each row is a claim: a program, and what it comes to with our optimizer and with `MultiOptimizer`,
+on the Keras it was measured on.
 """
 
 from __future__ import annotations

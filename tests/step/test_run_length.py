@@ -5,12 +5,13 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
-from test_scheduled_fields import Falling
+from cases import Jump
+from models import X, Y, arrays, dense, number
+from models import compiled as compiled_with
+from models import fit as fit_model
 
 import keras_groupopt as kgo
 
-X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
-Y = np.random.default_rng(1).normal(size=(32, 2)).astype("float32")
 BATCHES = 4
 
 
@@ -22,27 +23,16 @@ def linear(total_steps="fit"):
 
 
 def compiled(rate=None, **options):
-    keras.utils.set_random_seed(0)
-    layers = [keras.Input((4,)), keras.layers.Dense(3, name="a"), keras.layers.Dense(2, name="b")]
-    model = keras.Sequential(layers)
-    options = {"rule": "adam", "model": model} | options
     rate = linear() if rate is None else rate
-    model.compile(optimizer=kgo.GroupedOptimizer(learning_rate=rate, **options), loss="mse")
-    return model
+    return compiled_with(dense(a=3, b=2), learning_rate=rate, **{"rule": "adam", **options})
 
 
 def fit(model, epochs=2, **options):
-    options = {"batch_size": 32 // BATCHES, "verbose": 0, "shuffle": False} | options
-    model.fit(X, Y, epochs=epochs, **options)
-    return weights(model)
-
-
-def weights(model):
-    return [keras.ops.convert_to_numpy(weight) for weight in model.weights]
+    return arrays(fit_model(model, epochs, batch_size=32 // BATCHES, **options))
 
 
 def averages(model):
-    return [keras.ops.convert_to_numpy(average) for average, _ in model.optimizer._average_pairs()]
+    return arrays(average for average, _ in model.optimizer._average_pairs())
 
 
 def equal(one, other):
@@ -50,25 +40,25 @@ def equal(one, other):
 
 
 def total(model):
-    return int(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(model.optimizer.total_steps)))
+    return int(number(model.optimizer.total_steps))
 
 
 WHERE = {
     "the base rate": lambda total: {"rate": linear(total)},
-    "a warm-up in front": lambda total: {
-        "rate": kgo.warmup(linear(total if total == "fit" else total - 2), 2)
+    "a warm-up in front, and a decay": lambda total: {
+        "rate": kgo.warmup(linear(total if total == "fit" else total - 2), 2),
+        "weight_decay": linear(total),
     },
-    "a group's rate": lambda total: {
+    "a group's rate, and a ratio": lambda total: {
         "rate": 0.01,
         "groups": [kgo.Group("a", "a", learning_rate=linear(total))],
+        "ratios": [("b", linear(total))],
     },
-    "a ratio": lambda total: {"rate": 0.01, "ratios": [("a", linear(total))]},
-    "a decay": lambda total: {"rate": 0.01, "weight_decay": linear(total)},
-    "an argument of a rule": lambda total: {
+    "an argument of a rule, and a momentum of averages": lambda total: {
         "rate": 0.01,
         "rule": kgo.rule("adam", beta_1=linear(total)),
+        "ema": kgo.EMA(linear(total)),
     },
-    "a momentum of averages": lambda total: {"rate": 0.01, "ema": kgo.EMA(linear(total))},
 }
 
 
@@ -102,7 +92,7 @@ def test_loss_scaling_leaves_it_alone():
     inner = model.optimizer
     model.compile(optimizer=kgo.LossScaleOptimizer(inner, initial_scale=2.0), loss="mse")
     fit(model)
-    assert int(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(inner.total_steps))) == 8
+    assert number(inner.total_steps) == 8
 
 
 def test_a_resumed_run_ends_where_the_first_said(tmp_path):
@@ -135,7 +125,7 @@ def test_a_further_fit_goes_on_past_the_end_and_says_so():
     with pytest.warns(UserWarning, match="made for 8 optimizer steps, and the run has 16"):
         fit(alone)
     model.optimizer.total_steps = 24
-    before = weights(model)
+    before = arrays(model)
     assert not equal(fit(model, callbacks=[kgo.GroupLogger()]), before)
 
 
@@ -148,20 +138,20 @@ def test_a_loop_of_ones_own_sets_it():
     for model in models:
         for _ in range(BATCHES):
             model.optimizer.apply(ones(model), model.trainable_variables)
-    assert equal(*map(weights, models))
+    assert equal(*map(arrays, models))
 
 
 def test_what_is_not_known_is_refused_where_nothing_is_lost():
     model = compiled(model=None)
-    before = weights(model)
+    before = arrays(model)
     with pytest.raises(ValueError, match="no model, whose `fit` could tell"):
         fit(model)
-    assert equal(weights(model), before)
+    assert equal(arrays(model), before)
     model = compiled()
     ones = [keras.ops.ones(v.shape) for v in model.trainable_variables]
     with pytest.raises(ValueError, match="as it knows no steps per epoch or was not called"):
         model.optimizer.apply(ones, model.trainable_variables)
-    assert equal(weights(model), before)
+    assert equal(arrays(model), before)
     model.optimizer.build(model.trainable_variables)
     with pytest.raises(ValueError, match='total_steps="fit"'):
         _ = model.optimizer.learning_rate
@@ -191,8 +181,11 @@ SHORT = [
 ]
 
 
-@pytest.mark.parametrize("schedule", SHORT, ids=lambda schedule: type(schedule).__name__)
-@pytest.mark.parametrize("callbacks", [[], [kgo.GroupLogger()]], ids=["alone", "with a logger"])
+@pytest.mark.parametrize(
+    ("schedule", "callbacks"),
+    list(zip(SHORT, ([], [kgo.GroupLogger()], []), strict=True)),
+    ids=lambda value: type(value).__name__,
+)
 def test_a_schedule_shorter_than_the_run_is_said_once(schedule, callbacks):
     model = compiled(schedule)
     with pytest.warns(UserWarning, match="made for 6 optimizer steps, and the run has 8") as said:
@@ -201,9 +194,7 @@ def test_a_schedule_shorter_than_the_run_is_said_once(schedule, callbacks):
     fit(model, callbacks=callbacks)
 
 
-@pytest.mark.parametrize(
-    "schedule", [0.01, Falling(0.1, 0.05), kgo.constant(0.01), SHORT[0]], ids=str
-)
+@pytest.mark.parametrize("schedule", [0.01, Jump(0.1, 0.05), kgo.constant(0.01), SHORT[0]], ids=str)
 def test_a_schedule_long_enough_is_not(schedule):
     epochs = 1 if schedule is SHORT[0] else 2
     fit(compiled(schedule), epochs, callbacks=[kgo.GroupLogger()])

@@ -29,6 +29,7 @@ def dense(name: str | None = None, **widths: int) -> keras.Sequential:
 
 def compiled(
     model: keras.Model,
+    /,
     *groups: kgo.Group,
     wrap: Callable[[Any], Any] = lambda optimizer: optimizer,
     loss: Any = "mse",
@@ -43,7 +44,7 @@ def compiled(
         loss: As in `compile`. Default: the mean squared error.
         **options: Options of the optimizer.
     """
-    optimizer = kgo.GroupedOptimizer(groups, **{"model": model, **options})
+    optimizer = kgo.GroupedOptimizer(**{"groups": groups, "model": model, **options})
     model.compile(optimizer=wrap(optimizer), loss=loss)
     return model
 

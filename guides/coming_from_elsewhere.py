@@ -1,11 +1,12 @@
 """
 Title: Coming from elsewhere
-Description: What torch, timm, fastai, transformers, TensorFlow Addons, optax and Keras call it.
+Description: Translate settings from torch, timm, fastai, transformers, Addons, optax and Keras.
 
-## What we want
+## What you will learn
 
-You have code that trains parts of a model differently, and want the same here. The tables name what
-stands for what; the examples are the moves that are made most. What differs in meaning is said.
+You will translate code that trains parts of a model differently from another library. The tables
+give the counterpart of each name and say if its meaning differs. The examples show the most common
+cases.
 
 Set `KERAS_BACKEND` to `tensorflow`, `jax` or `torch`; nothing below changes.
 """
@@ -26,7 +27,7 @@ def new_model():
 
 
 def ratios_of(optimizer):
-    """Returns the ratio of each group."""
+    """Returns the learning-rate ratio of each group."""
     return {planned.name: planned.group.learning_rate_ratio for planned in optimizer.plan.groups}
 
 
@@ -35,20 +36,23 @@ def ratios_of(optimizer):
 
 | torch | here |
 | --- | --- |
-| `param_groups` | `kgo.from_param_groups(param_groups, model, "adamw", lr=1e-3)`, or `kgo.Group`s |
-| `group["lr"]` read, set | `optimizer.learning_rates`; `optimizer.learning_rate` sets the base and ratios hold; `optimizer.set_learning_rate_ratio` |
-| `add_param_group` | `optimizer.add_group(kgo.Group(...))` |
+| `param_groups` | `kgo.from_param_groups(param_groups, model, "adamw", lr=1e-3)`, or a list of `kgo.Group` |
+| read or set `group["lr"]` | `optimizer.learning_rates` reads all rates, `optimizer.learning_rate = 1e-3` sets the base and keeps the ratios, `optimizer.set_learning_rate_ratio("head", 2.0)` sets a ratio |
+| `add_param_group` | `optimizer.add_group(kgo.Group(...))`, or `optimizer.rebuild(model)`: both keep the state of the rest |
 | `p.requires_grad = False` | `layer.trainable = False`, `kgo.Group(frozen=True)`, or `optimizer.freeze_to(-1)` |
-| `weight_decay` of Adam, SGD | decoupled here, never in a moment; for torch's meaning a regularizer of the layer |
-| `clip_grad_norm_` | `global_clipnorm=1.0`: one norm over all groups, before every step |
-| `StepLR`, `OneCycleLR`, `CyclicLR`, `SequentialLR`, … | `kgo.schedules`; `kgo.warmup(schedule, 500)` |
-| `ReduceLROnPlateau` | Keras' own, or `kgo.PlateauRatio` beside a schedule |
-| `AveragedModel`, `swa_utils`, `update_bn` | `ema=kgo.EMA(0.999)`, `ema=kgo.SWA(every=100)`, `kgo.update_batch_norm` |
-| `GradScaler` | `kgo.LossScaleOptimizer(optimizer)` |
-| accumulating over `backward()` | `gradient_accumulation_steps=4` |
-| `state_dict`, `load_state_dict` | `optimizer.state_dict()`, `optimizer.load_state_dict(...)`; of a torch optimizer `kgo.load_torch_state` |
+| `weight_decay` of Adam, SGD | `weight_decay=` is decoupled here and never enters a moment; for the meaning in torch, use a regularizer of the layer |
+| `fused=True`, `foreach=True` | the default for SGD, Adam, AdamW, RAdam, Adan, Lion, RMSprop and Adagrad; `fused=False` uses the update of the rule itself |
+| `clip_grad_norm_` | `global_clipnorm=1.0`: one norm over all groups, before each step |
+| `StepLR`, `OneCycleLR`, `CyclicLR`, `SequentialLR`, … | `kgo.schedules`; `kgo.warmup(schedule, 500)`; `total_steps="fit"` ends a schedule with the run |
+| `ReduceLROnPlateau` | `ReduceLROnPlateau` of Keras, or `kgo.PlateauRatio` beside a schedule |
+| `AveragedModel`, `swa_utils`, `update_bn` | `ema=kgo.EMA(0.999)` or `ema=kgo.SWA(every=100)`, and the callback `kgo.UseAveragedWeights()`; `kgo.update_batch_norm` |
+| `GradScaler`, skipped steps | `kgo.LossScaleOptimizer(optimizer)` for `mixed_float16`; `on_nonfinite="skip"`, the default |
+| accumulating over `backward()` | `gradient_accumulation_steps=4`: schedules count optimizer steps |
+| `state_dict`, `load_state_dict` | `optimizer.state_dict()`, `optimizer.load_state_dict(...)`; for the state of a torch optimizer `kgo.load_torch_state` |
+| `load_state_dict(strict=False)` | `with kgo.resuming(strict=False) as report:` around any load of Keras |
+| `SAM` of davda54 | `kgo.sharpness_aware(model, kgo.SAM(0.05))`, and `fit` as before |
 
-`params` may be Keras variables, layers, layer paths or selectors.
+`params` can be Keras variables, layers, layer paths or selectors.
 """
 
 model = new_model()
@@ -65,8 +69,8 @@ optimizer = kgo.from_param_groups(
 assert ratios_of(optimizer) == {"group_0": 0.1, "head": 1.0}
 
 """
-By hand the same is a list of groups. Biases and norms are not decayed, unless you ask for it by
-`exclude_from_decay=()`, as torch decays all.
+You can write the same as a list of groups. Here biases and norms are not decayed. torch decays
+everything: pass `exclude_from_decay=()` for this.
 """
 
 optimizer = kgo.GroupedOptimizer(
@@ -83,8 +87,8 @@ assert ratios_of(optimizer) == {"backbone": 0.1, "default": 1.0}
 
 | timm | here |
 | --- | --- |
-| `layer_decay=0.75` | `ratios=kgo.recipes.layerwise_decay(model, 0.75)`; depth comes from the layer graph |
-| `lr_scale` | a ratio: of a group, or in `ratios=`. It holds under every schedule |
+| `layer_decay=0.75` | `ratios=kgo.recipes.layerwise_decay(model, 0.75)`, beside any groups; the depth comes from the layer graph |
+| `lr_scale` | `learning_rate_ratio=` of a group, or an entry of `ratios=`; ratios hold under each schedule |
 | `no_weight_decay()`, `filter_bias_and_bn` | `exclude_from_decay=kgo.default_exclude_from_decay | "**/pos_embed"` |
 | `ModelEmaV3` | `ema=kgo.EMA(0.9999, warmup=True)` |
 | `--sched cosine --warmup-epochs` | `kgo.warmup(keras.optimizers.schedules.CosineDecay(...), 500)` |
@@ -106,7 +110,7 @@ optimizer.plan.summary(expand=True)
 | `lr_find()` | `kgo.LearningRateFinder().find(model, x, y)` |
 | `fit_one_cycle` | `kgo.schedules.OneCycle(1e-3, total_steps="fit")` |
 | `wd_bn_bias=False` | the default |
-| gradual unfreezing by hand | `kgo.recipes.gradual_unfreezing`, without a stop |
+| gradual unfreezing by hand | `kgo.recipes.gradual_unfreezing`, in a single `fit` |
 """
 
 groups = kgo.recipes.discriminative(["stem", "body", "head"], slice(1e-5, 1e-3))
@@ -120,12 +124,12 @@ assert len(optimizer.freeze_to(0)) == 3
 
 | transformers | here |
 | --- | --- |
-| the list `no_decay = ["bias", "LayerNorm.weight"]` | the default; more by `kgo.default_exclude_from_decay | kgo.variable_name(...)` |
+| the list `no_decay = ["bias", "LayerNorm.weight"]` | the default; extend it by `kgo.default_exclude_from_decay | kgo.variable_name(...)` |
 | `get_linear_schedule_with_warmup` | `kgo.schedules.Polynomial(1e-3, "fit", warmup_steps=100)` |
 | `get_cosine_schedule_with_warmup`, `get_wsd_schedule` | `kgo.warmup(...)`, `kgo.schedules.WarmupStableDecay` |
 | `max_grad_norm=1.0` | `global_clipnorm=1.0` |
 | `gradient_accumulation_steps` | the same name |
-| `--optim adafactor` | `rule="adafactor"`: the rate multiplies its relative step too |
+| `--optim adafactor` | `rule="adafactor"`; the rate multiplies its relative step too |
 | `Trainer(resume_from_checkpoint=)` | `kgo.BackupAndRestore`, or `.keras` files |
 """
 
@@ -149,9 +153,10 @@ model.fit(np.ones((64, 4)), np.ones((64, 6)), batch_size=16, epochs=4, verbose=0
 
 | TensorFlow Addons | here |
 | --- | --- |
-| `MultiOptimizer(optimizers_and_layers)` | a group per pair |
-| `extend_with_decoupled_weight_decay`, `AdamW` | `weight_decay=`, for every rule. The rate multiplies the decay here; there it did not |
-| `RectifiedAdam`, `LAMB`, `LazyAdam` | `rule="radam"`, `rule="lamb"`; rows without a gradient move in Adam here |
+| `MultiOptimizer(optimizers_and_layers)` | one group per pair |
+| `extend_with_decoupled_weight_decay`, `AdamW` | `weight_decay=`, for each rule; here the rate multiplies the decay, in Addons it did not |
+| `RectifiedAdam`, `LAMB` | `rule="radam"`, `rule="lamb"` |
+| `LazyAdam` | `rule="adam"`, which also moves rows without a gradient |
 | `Lookahead(optimizer, 6, 0.5)` | `kgo.rule("lookahead", rule="adam", sync_period=6, slow_step_size=0.5)` |
 | `SWA`, `MovingAverage`, `AverageModelCheckpoint` | `ema=kgo.SWA(...)`, `ema=kgo.EMA(...)`, `kgo.UseAveragedWeights()` |
 | `CyclicalLearningRate` | `kgo.schedules.Cyclic` |
@@ -172,18 +177,18 @@ optimizer = kgo.GroupedOptimizer(
 assert [planned.group.rule.label for planned in optimizer.plan.groups] == ["adam", "sgd"]
 
 """
-An instance brings its own rate, which becomes a ratio of the base. With a rule and a ratio instead,
-one schedule drives both.
+An optimizer instance has its own rate, which becomes a ratio of the base. If you pass a rule and a
+ratio instead, one schedule can drive both groups.
 
 ## optax
 
 | optax | here |
 | --- | --- |
-| `multi_transform`, `partition` | a `kgo.Group` per label |
+| `multi_transform`, `partition` | one group per label, such as `kgo.Group("head", "head", rule=keras.optimizers.Lion(1e-4))` |
 | `masked(add_decayed_weights(...))` | `exclude_from_decay=` |
 | `set_to_zero()` for a label, `freeze` | `kgo.Group(frozen=True)`: no state, no part in the norm |
-| `chain(clip_by_global_norm(1.0), ...)` | `global_clipnorm=1.0`, over all labels; within a label `kgo.Group(global_clipnorm=)` |
-| `inject_hyperparams` | a schedule as any number: `kgo.rule("adam", beta_1=schedule)` |
+| `chain(clip_by_global_norm(1.0), ...)` | `global_clipnorm=1.0` over all labels, `kgo.Group(global_clipnorm=)` within a label |
+| `inject_hyperparams` | a schedule in place of any number: `kgo.rule("adam", beta_1=schedule)` |
 | `join_schedules`, `warmup_cosine_decay_schedule` | `kgo.schedules.Sequential`, `kgo.warmup` |
 | `MultiSteps` | `gradient_accumulation_steps=` |
 | `apply_if_finite` | `on_nonfinite="skip"`, the default |
@@ -209,13 +214,14 @@ print(optimizer.plan.to_dict()["options"])
 
 | Keras | here |
 | --- | --- |
-| `MultiOptimizer` | `kgo.from_multi_optimizer(optimizer, model)`, with its state |
-| one optimizer, from now on in groups | `kgo.from_optimizer(optimizer, model, groups)`, with its state |
+| `MultiOptimizer` | `kgo.from_multi_optimizer(optimizer, model)`, which keeps its state |
+| one optimizer that you want to split into groups | `kgo.from_optimizer(optimizer, model, groups)`, which keeps its state |
 | `exclude_from_weight_decay(var_names=)` | `exclude_from_decay=`, the same on all backends |
-| `use_ema=True`, `SwapEMAWeights` | the same argument, or `ema=` and `kgo.UseAveragedWeights()` |
+| `use_ema=True`, `SwapEMAWeights` | `use_ema=True`, or `ema=` and `kgo.UseAveragedWeights()` |
 | `LossScaleOptimizer` | `kgo.LossScaleOptimizer` |
+| `ReduceLROnPlateau`, `LearningRateScheduler` | the same callbacks, with a number as base rate: all groups follow, and ratios hold; put `GroupLogger` before them |
 
-A run that began with Keras' Adam goes on in groups, moments and step included.
+A run that began with Keras' Adam can go on in groups. The moments and the step are kept.
 """
 
 model = new_model()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,29 +23,9 @@ from keras_groupopt.schedules.serialization import (
 from keras_groupopt.selectors import Selector
 from keras_groupopt.step.built import BuiltOptimizer
 
-# The arguments of the constructor between the groups and the state, in the order of a config.
-_ARGUMENTS = (
-    "rule",
-    "learning_rate",
-    "weight_decay",
-    "anchor",
-    "exclude_from_decay",
-    "ratios",
-    "global_clipnorm",
-    "clipnorm",
-    "clipvalue",
-    "gradient_accumulation_steps",
-    "ema",
-    "on_nonfinite",
-    "fused",
-    "use_ema",
-    "ema_momentum",
-    "ema_overwrite_frequency",
-    "unclaimed",
-    "overlap",
-    "loss_scale_factor",
-)
-_SCALARS = ("learning_rate_ratio", "learning_rate", "weight_decay", "ema_momentum")
+# Arguments that are neither groups nor defaults of groups.
+_OTHERS = ("name", "use_ema", "ema_momentum", "ema_overwrite_frequency", "loss_scale_factor")
+_SCALARS = ("learning_rate_ratio", "learning_rate", "weight_decay", "ema_momentum", "momentum")
 _SELECTORS = ("selector", "exclude_from_decay")
 # What a config holds beside arguments of the constructor.
 _STATE = ("current", "plan", "plan_is_provisional", "frozen_groups")
@@ -61,21 +40,15 @@ def get_config(optimizer: Any) -> dict[str, Any]:
         ValueError: If a function in the declaration is not registered with Keras.
     """
     declared = optimizer._declared
-    given = vars(declared.defaults) | {
-        name: getattr(optimizer, name)
-        for name in ("use_ema", "ema_momentum", "ema_overwrite_frequency", "loss_scale_factor")
-    }
+    others = {name: getattr(optimizer, name) for name in _OTHERS}
     records, provisional, catalog = _plan(optimizer)
+
+    def write(arguments: Mapping[str, Any], where: str) -> dict[str, Any]:
+        return {name: _write(name, value, where, catalog) for name, value in arguments.items()}
+
     return {
-        "name": optimizer.name,
-        "groups": [
-            {
-                field.name: _write(field.name, getattr(group, field.name), group.where, catalog)
-                for field in dataclasses.fields(Group)
-            }
-            for group in declared.groups
-        ],
-        **{name: _write(name, given[name], "GroupedOptimizer", catalog) for name in _ARGUMENTS},
+        "groups": [write(vars(group), group.where) for group in declared.groups],
+        **write(vars(declared.defaults) | others, "GroupedOptimizer"),
         "current": _current(optimizer),
         "plan": records,
         "plan_is_provisional": provisional,
@@ -129,7 +102,12 @@ def _write(name: str, value: Any, where: str, catalog: Any) -> Any:
             for ratio in value
         ]
     if name == "ema":
-        return _write_average(value)
+        if not isinstance(value, (EMA, SWA)):
+            # Keras' `use_ema` has its own keys.
+            return None
+        kind = type(value).__name__
+        fields = {own: _write(own, part, kind, catalog) for own, part in vars(value).items()}
+        return {"kind": kind, **fields}
     return value
 
 
@@ -140,48 +118,25 @@ def _read(name: str, value: Any, where: str) -> Any:
     if name in _SCALARS:
         return deserialize_scalar(value, f"{name} of {where}")
     if name in _SELECTORS:
-        return _read_selector(value)
+        return Selector.from_config(value) if isinstance(value, dict) else value
     if name == "rule":
         return deserialize_rule(value)
     if name == "anchor":
         return None if value is None else Anchor(value)
     if name == "ratios":
         return [
-            (_read_selector(ratio["selector"]), deserialize_scalar(ratio["ratio"], "a ratio"))
-            for ratio in value
+            (Selector.from_config(pair["selector"]), deserialize_scalar(pair["ratio"], "a ratio"))
+            for pair in value
         ]
-    if name == "ema":
-        return _read_average(value)
+    if name == "ema" and value is not None:
+        fields = {own: _read(own, part, "EMA") for own, part in value.items()}
+        return {"EMA": EMA, "SWA": SWA}[fields.pop("kind")](**fields)
     return value
 
 
 def _read_group(config: Mapping[str, Any]) -> Group:
     where = f'group "{config["name"]}"'
     return Group(**{name: _read(name, value, where) for name, value in config.items()})
-
-
-def _read_selector(config: Any) -> Any:
-    return Selector.from_config(config) if isinstance(config, dict) else config
-
-
-def _write_average(average: Any) -> dict[str, Any] | None:
-    if not isinstance(average, (EMA, SWA)):
-        # Keras' `use_ema` has its own keys.
-        return None
-    fields = {name: getattr(average, name) for name in average.__dataclass_fields__}
-    if "momentum" in fields:
-        fields["momentum"] = serialize_scalar(fields["momentum"], "the momentum of EMA")
-    return {"kind": type(average).__name__, **fields}
-
-
-def _read_average(config: Mapping[str, Any] | None) -> Any:
-    if config is None:
-        return None
-    fields = dict(config)
-    kind = {"EMA": EMA, "SWA": SWA}[fields.pop("kind")]
-    if "momentum" in fields:
-        fields["momentum"] = deserialize_scalar(fields["momentum"], "the momentum of EMA")
-    return kind(**fields)
 
 
 # The plan and present values ---------------------------------------------------------------------

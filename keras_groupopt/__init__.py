@@ -17,8 +17,8 @@ from keras_groupopt.optimizer.transfer_state import transfer_state as transfer_s
 from keras_groupopt.plan.averages import EMA as EMA
 from keras_groupopt.plan.averages import SWA as SWA
 from keras_groupopt.plan.group import Group as Group
-from keras_groupopt.plan.group import rule as rule
 from keras_groupopt.plan.plan import Plan as Plan
+from keras_groupopt.plan.rule_spec import rule as rule
 from keras_groupopt.plan.views.finder_result import RateCurves as RateCurves
 from keras_groupopt.recipes.converters.foreign_state import load_torch_state as load_torch_state
 from keras_groupopt.recipes.converters.keras_optimizers import (
@@ -35,10 +35,10 @@ from keras_groupopt.rules.muon import Muon as Muon
 from keras_groupopt.rules.nadamw import NAdamW as NAdamW
 from keras_groupopt.rules.radam import RAdam as RAdam
 from keras_groupopt.rules.schedule_free_adamw import ScheduleFreeAdamW as ScheduleFreeAdamW
-from keras_groupopt.schedules.combined import warmup as warmup
 from keras_groupopt.schedules.constant import ConstantRate as ConstantRate
 from keras_groupopt.schedules.constant import constant as constant
 from keras_groupopt.schedules.from_base import from_base as from_base
+from keras_groupopt.schedules.transitions import warmup as warmup
 from keras_groupopt.selectors import Selector as Selector
 from keras_groupopt.selectors import default_exclude_from_decay as default_exclude_from_decay
 from keras_groupopt.selectors import everything as everything

@@ -7,15 +7,25 @@ ValueError if it is out of range.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
 def is_schedule(value: Any) -> bool:
     """Returns whether `value` is a schedule: an object called with a step that has a config."""
     return callable(value) and hasattr(value, "get_config") and not isinstance(value, type)
+
+
+@contextlib.contextmanager
+def errors_in(where: str) -> Iterator[None]:
+    """Adds a place to the message of a TypeError or ValueError raised within."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"In {where}: {error}") from error
 
 
 def check_number(name: str, value: Any, *, where: str) -> float:

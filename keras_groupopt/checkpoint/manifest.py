@@ -15,8 +15,8 @@ import numpy as np
 from keras_groupopt.checkpoint import keys
 from keras_groupopt.checkpoint.checksums import bytes_of, checksum_of
 from keras_groupopt.checkpoint.declared import declared_as, declared_scalars
-from keras_groupopt.plan.group import RuleSpec
 from keras_groupopt.plan.plan import PlannedGroup
+from keras_groupopt.plan.rule_spec import RuleSpec
 from keras_groupopt.rules.registry import rule_class, type_of
 from keras_groupopt.step import gradient_rule_state
 from keras_groupopt.step.built import BuiltOptimizer

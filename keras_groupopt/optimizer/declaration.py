@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from keras_groupopt.base.checks import check_number, is_schedule
-from keras_groupopt.plan import resolve
+from keras_groupopt.plan.effective import check_declared
 from keras_groupopt.plan.group import Group
 from keras_groupopt.plan.plan import Defaults
 from keras_groupopt.rules import instances, making
@@ -46,7 +46,7 @@ def declare(groups: Sequence[Group], defaults: Defaults) -> Declared:
     """
     instances.check_instances_differ(groups)
     lifted = tuple(instances.lift_arguments(group) for group in groups)
-    resolve.check_declared(lifted, defaults)
+    check_declared(lifted, defaults)
     _warn_of_unserializable(lifted, defaults)
     return Declared(lifted, defaults)
 

@@ -35,9 +35,10 @@ from keras_groupopt.optimizer.declaration import (
 from keras_groupopt.optimizer.link import Link
 from keras_groupopt.optimizer.run import Run, require_built
 from keras_groupopt.plan.averages import Average, as_average
-from keras_groupopt.plan.group import as_anchor, as_exclusion, as_groups, as_rule
+from keras_groupopt.plan.group import as_anchor, as_exclusion, as_groups
 from keras_groupopt.plan.plan import Defaults
 from keras_groupopt.plan.ratios import as_ratios
+from keras_groupopt.plan.rule_spec import as_rule
 from keras_groupopt.selectors import default_exclude_from_decay
 from keras_groupopt.step import nonfinite
 from keras_groupopt.step.accumulation import check_steps

@@ -11,7 +11,8 @@ from keras_groupopt.base import compat
 from keras_groupopt.optimizer.declaration import Declared
 from keras_groupopt.plan import plan as planning
 from keras_groupopt.plan.plan import Plan
-from keras_groupopt.plan.resolve import plan_from_records, resolve
+from keras_groupopt.plan.records import plan_from_records
+from keras_groupopt.plan.resolve import resolve
 from keras_groupopt.rules import making
 from keras_groupopt.selectors import layer_paths
 from keras_groupopt.selectors.variable_info import VariableCatalog

@@ -1,6 +1,6 @@
-"""Declarations of averages over optimizer steps: exponential, and equal (SWA).
+"""Declarations of averages of the weights over optimizer steps: exponential, and equal (SWA).
 
-With `w_s` the weights after optimizer step `s`, an average `v` and `t` averages made so far:
+With the weights `w_s` after optimizer step `s`, an average `v`, and `t` averages made so far:
 
     s ≤ start:                            v ← w_s
     s > start, (s − start) % every = 0:   v ← β_t · v + (1 − β_t) · w_s,   t ← t + 1
@@ -19,7 +19,7 @@ from keras_groupopt.base.checks import check_count, check_scalar, is_schedule
 
 
 class Average:
-    """What is averaged when: the base of `EMA` and `SWA`, for annotations and checks."""
+    """The base class of `EMA` and `SWA`, for annotations and checks."""
 
     every: int
     start: int
@@ -29,22 +29,22 @@ class Average:
 class EMA(Average):
     """An exponential moving average of the weights, for `GroupedOptimizer(ema=...)`.
 
-    It starts as a copy of the weights at optimizer step `start`; then, once per `every` optimizer
-    steps, with `t` the averages made so far:
+    It starts as a copy of the weights at optimizer step `start`. Then, once per `every` optimizer
+    steps, where `t` averages were made so far:
 
         β_t = min(momentum, (1 + t) / (10 + t))     if warmup, else momentum
         v ← β_t · v + (1 − β_t) · w
 
-    after constraints, in float32 for weights of lower precision. Before `start` it is the weights
-    themselves. Training never reads it: `kgo.UseAveragedWeights` validates and saves with it,
-    `kgo.averaged_weights(model)` puts it into the model for a while.
+    after constraints, in float32 for weights of lower precision. Before `start` it equals the
+    weights. Training never reads it. `kgo.UseAveragedWeights` validates and saves with it, and
+    `kgo.averaged_weights(model)` puts it into the model temporarily.
 
     Args:
-        momentum: `β` in [0, 1), a number or a schedule over optimizer steps.
-        warmup: Whether `β` grows from 0.1 to `momentum`, so that the first weights are soon
-            forgotten.
-        every: Optimizer steps from one average to the next, at least 1.
-        start: The optimizer step it begins at.
+        momentum: `β` in [0, 1), a number or a schedule over optimizer steps. Default: 0.999.
+        warmup: Whether `β` grows from 0.1 to `momentum`, so that the first weights lose their
+            influence soon. Default: False.
+        every: The number of optimizer steps between averages, at least 1. Default: 1.
+        start: The optimizer step at which averaging begins. Default: 0.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -70,8 +70,8 @@ class EMA(Average):
         _check_times(self, "EMA")
         if not isinstance(self.warmup, bool):
             raise TypeError(
-                f"`warmup` must be True or False. Received: warmup={self.warmup!r} in EMA. It has "
-                "no length: β grows as (1 + t) / (10 + t)."
+                f"`warmup` must be True or False. Received: warmup={self.warmup!r} in EMA. Its "
+                "length is fixed: β grows as (1 + t) / (10 + t)."
             )
 
 
@@ -79,17 +79,18 @@ class EMA(Average):
 class SWA(Average):
     """An equal average of the weights (stochastic weight averaging), for `ema=`.
 
-    Of the weights after the optimizer steps `start + every`, `start + 2·every`, …: with `t` of
-    them averaged so far,
+    It averages the weights after the optimizer steps `start + every`, `start + 2·every`, …. With
+    `t` of them averaged so far,
 
         v ← (t · v + w) / (t + 1)
 
-    after constraints, in float32 for weights of lower precision. Before the first of them it is
-    the weights at step `start`, and before that the weights themselves.
+    after constraints, in float32 for weights of lower precision. Before the first average it equals
+    the weights at step `start`, and before `start` the current weights.
 
     Args:
-        every: Optimizer steps from one averaged point to the next, at least 1; often an epoch.
-        start: The optimizer step after which averaging begins.
+        every: The number of optimizer steps between averaged weights, at least 1, often an epoch.
+            Default: 1.
+        start: The optimizer step after which averaging begins. Default: 0.
 
     Raises:
         TypeError: If an argument is of the wrong type.
@@ -116,8 +117,11 @@ class KerasEMA(Average):
     """Keras' `use_ema`: the first average is the weights after the first step.
 
     Args:
-        momentum: `β` in [0, 1).
-        overwrite_frequency: Optimizer steps between writing the average into the weights.
+        momentum: `β` in [0, 1). Default: 0.99.
+        overwrite_frequency: The number of optimizer steps between writing the average into the
+            weights. Default: never.
+        every: Always 1.
+        start: Always 0.
     """
 
     momentum: float = 0.99
@@ -145,10 +149,10 @@ def _check_times(average: Average, where: str) -> None:
 def as_average(
     ema: Any, use_ema: Any, ema_momentum: float, ema_overwrite_frequency: int | None
 ) -> Average | None:
-    """Returns what `GroupedOptimizer` averages, from its own argument and from Keras'.
+    """Returns the average of `GroupedOptimizer`, from its `ema=` or from Keras' arguments.
 
     Raises:
-        TypeError: If `ema` is no average.
+        TypeError: If `ema` is not an average.
         ValueError: If both ways are used, or an argument would have no effect.
     """
     where = "GroupedOptimizer"
@@ -159,7 +163,7 @@ def as_average(
         )
     if not isinstance(use_ema, bool):
         raise TypeError(
-            f"`use_ema` must be True or False. Received: use_ema={use_ema!r}. The momentum is "
+            f"`use_ema` must be True or False. Received: use_ema={use_ema!r}. Pass the momentum as "
             "`ema_momentum=`."
         )
     if not use_ema:
@@ -183,16 +187,16 @@ def as_average(
 
 
 def describe(average: Average | None) -> str | None:
-    """Returns an average as it was written, for the plan."""
+    """Returns an average as the code that makes it, for the plan."""
     if average is None:
         return None
-    said = {
+    shown = {
         field.name: getattr(average, field.name)
         for field in dataclasses.fields(average)  # type: ignore[arg-type]
         if field.name == "momentum" or getattr(average, field.name) != field.default
     }
-    if is_schedule(said.get("momentum")):
-        said["momentum"] = type(said["momentum"]).__name__
-    listed = ", ".join(f"{name}={value}" for name, value in said.items())
+    if is_schedule(shown.get("momentum")):
+        shown["momentum"] = type(shown["momentum"]).__name__
+    listed = ", ".join(f"{name}={value}" for name, value in shown.items())
     name = "use_ema" if isinstance(average, KerasEMA) else type(average).__name__
     return f"{name}({listed})"

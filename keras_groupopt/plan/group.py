@@ -1,7 +1,7 @@
-"""Declarations: what a user says about one part of a model.
+"""The declaration of a group: one part of a model and how to train it.
 
-A `Group` is a frozen record. It holds no variables and no state; `plan.resolve` turns groups into
-a `Plan`, and `GroupedOptimizer.build` turns a plan into state.
+A `Group` is a frozen record without variables or state. `plan.resolve` turns groups into a `Plan`,
+and `GroupedOptimizer.build` turns a plan into state.
 """
 
 from __future__ import annotations
@@ -12,154 +12,37 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_groupopt.base.checks import check_clipping, check_scalar, is_schedule
+from keras_groupopt.base.checks import check_clipping, check_scalar, check_switch, errors_in
+from keras_groupopt.plan.rule_spec import as_rule
 from keras_groupopt.schedules.from_base import FromBase
 from keras_groupopt.selectors import Selector, as_selector
 
 DEFAULT_GROUP = "default"
-
-# What only the whole optimizer can mean, and where it is said instead.
-WHOLE_ONLY = {
-    "global_clipnorm": "GroupedOptimizer(global_clipnorm=...) for one norm over all groups, "
-    "or Group(global_clipnorm=...) for a norm over this group",
-    "use_ema": "GroupedOptimizer, which owns averages",
-    "gradient_accumulation_steps": "GroupedOptimizer, which owns accumulation",
-    "loss_scale_factor": "GroupedOptimizer(loss_scale_factor=...)",
-}
-LIFTED = ("weight_decay", "clipnorm", "clipvalue")
-
-FOREIGN_OPTIMIZER = (
-    "An optimizer of torch, optax or another Keras (`tf_keras`) has a different interface."
-)
-_FOREIGN_STEPS = ("apply_gradients", "step", "update")
-
-
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class RuleSpec:
-    """The algorithm of a group, without a rate of its own. Made by `kgo.rule`.
-
-    Args:
-        target: A name, an optimizer class, or an optimizer instance.
-        arguments: The explicit arguments; what they leave out keeps the class' default, except
-            decay and clipping, which are then off.
-        config: The full config, for a rule that was given as an instance.
-        instance: That instance.
-    """
-
-    target: Any
-    arguments: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    config: Mapping[str, Any] | None = None
-    instance: Any = dataclasses.field(default=None, compare=False)
-
-    @property
-    def is_instance(self) -> bool:
-        """Whether the rule is an optimizer instance whose rate and decay are still on it."""
-        return not isinstance(self.target, (str, type))
-
-    @property
-    def label(self) -> str:
-        """The rule's short name, as shown in plans: `"radam"`."""
-        if isinstance(self.target, str):
-            return self.target.lower()
-        cls = self.target if isinstance(self.target, type) else type(self.target)
-        return cls.__name__.lower()
-
-    def __repr__(self) -> str:
-        target = repr(self.target) if isinstance(self.target, str) else self.label
-        arguments = "".join(
-            f", {name}={type(value).__name__}(...)" if is_schedule(value) else f", {name}={value!r}"
-            for name, value in self.arguments.items()
-        )
-        return f"rule({target}{arguments})"
-
-
-def rule(target: str | type, **arguments: Any) -> RuleSpec:
-    """Names an algorithm and its arguments, for `Group(rule=...)`.
-
-    Args:
-        target: The name of a Keras optimizer or of a rule of this package (`"radam"`, `"lion"`),
-            or an optimizer class, third-party ones included.
-        **arguments: Arguments of the class, without a rate. Those that are quantities (`beta_1`,
-            `momentum`) may be schedules over optimizer steps. `weight_decay`, `clipnorm` and
-            `clipvalue` become the group's.
-
-    Returns:
-        A `RuleSpec`. Only explicit arguments count: Keras' AdamW default of 0.004 is not a decay.
-
-    Raises:
-        ValueError: If an argument is a rate, or one that only the whole optimizer can mean.
-        TypeError: If `target` is neither a name nor a class.
-
-    Example:
-    >>> import keras_groupopt as kgo
-    >>> kgo.rule("lion", beta_1=0.95)
-    rule('lion', beta_1=0.95)
-    """
-    if not isinstance(target, (str, type)):
-        raise TypeError(
-            "`target` must be the name of an optimizer or an optimizer class. Received: "
-            f"target={target!r}. An optimizer instance goes into `Group(rule=...)` as it is."
-        )
-    label = target if isinstance(target, str) else target.__name__
-    if "learning_rate" in arguments:
-        raise ValueError(
-            "`rule` must not have a learning rate. Received: "
-            f"learning_rate={arguments['learning_rate']!r} in rule({label!r}). The rate of a "
-            "group is the base rate times its ratio: use `Group(learning_rate_ratio=...)` or "
-            "`Group(learning_rate=...)`."
-        )
-    if "name" in arguments:
-        raise ValueError(
-            f"`rule` must not have a name. Received: name={arguments['name']!r} in "
-            f"rule({label!r}). Groups have names."
-        )
-    for name, place in WHOLE_ONLY.items():
-        if arguments.get(name):
-            raise ValueError(
-                f"`{name}` must not be set on a rule. Received: {name}={arguments[name]!r} in "
-                f"rule({label!r}). Set it on {place}."
-            )
-    return RuleSpec(target, dict(arguments))
-
-
-def as_rule(value: Any, *, where: str) -> RuleSpec | None:
-    """Returns `value` (a name, a class, a `RuleSpec` or an optimizer instance) as a `RuleSpec`."""
-    if value is None or isinstance(value, RuleSpec):
-        return value
-    if isinstance(value, (str, type)):
-        return rule(value)
-    if hasattr(value, "apply") and hasattr(value, "get_config"):
-        return RuleSpec(value)
-    must = (
-        "`rule` must be the name of an optimizer, an optimizer class, `kgo.rule(...)` or an "
-        "optimizer instance."
-    )
-    if any(hasattr(value, method) for method in _FOREIGN_STEPS):
-        cls = type(value)
-        raise TypeError(
-            f"{must} Received: an object of type {cls.__module__}.{cls.__qualname__} in {where}. "
-            f"{FOREIGN_OPTIMIZER}"
-        )
-    raise TypeError(f"{must} Received: rule={value!r} in {where}.")
+# The arguments of a frozen group.
+_KEPT = ("name", "selector", "frozen")
 
 
 @dataclasses.dataclass(frozen=True)
 class Anchor:
-    """What decay pulls toward.
+    """The weights that decay pulls toward.
 
     Args:
         kind: `"zero"`, `"initial"` (the weights when the optimizer is built) or `"given"`.
-        source: Where given weights come from: a mapping from layer path to array, a sequence of
-            arrays in the order of the group's variables, or a file's path. `None` when they are
-            known only from saved state.
+        source: The given weights: a mapping from layer path to array, a sequence of arrays in the
+            order of the group's variables, or the path of a file. `None` if only saved state has
+            them. Default: `None`.
     """
 
     kind: str
     source: Any = None
 
 
-def as_anchor(value: Any, *, where: str) -> Anchor | None:
-    """Returns `value` as an `Anchor`, or `None` if it is `None`."""
+def as_anchor(value: Any, where: str) -> Anchor | None:
+    """Returns `value` as an `Anchor`, or `None` if it is `None`.
+
+    Raises:
+        ValueError: If it does not name or hold weights.
+    """
     if value is None or isinstance(value, Anchor):
         return value
     if isinstance(value, os.PathLike):
@@ -179,7 +62,7 @@ def as_anchor(value: Any, *, where: str) -> Anchor | None:
 
 
 def as_exclusion(value: Any) -> Selector | tuple[()] | None:
-    """Returns `value` as a selector; `None` inherits, an empty sequence excludes nothing."""
+    """Returns `value` as a selector, `None` to inherit, or `()` to exclude nothing."""
     if value is None:
         return None
     if isinstance(value, (tuple, list)) and not value:
@@ -189,30 +72,36 @@ def as_exclusion(value: Any) -> Selector | tuple[()] | None:
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Group:
-    """One part of a model, and how it is trained.
+    """One part of a model, and how to train it.
 
-    The rate of a group is `learning_rate(t) * learning_rate_ratio(t)`, with `t` counted in
-    optimizer steps. What is `None` is taken from the optimizer.
+    The rate of a group is `learning_rate(t) * learning_rate_ratio(t)`, where `t` counts optimizer
+    steps. Options that are `None` are taken from the optimizer.
 
     Args:
-        name: The group's name, in plans, logs (`learning_rate_<name>`) and state keys.
-        selector: Which variables: a path pattern (`"mobilenetv2/**/kernel"`; a layer's path
-            claims all below it), a layer, a `Selector`, or a list of these. Without one the
-            group must be called `"default"`: it configures whatever no other group claims.
-        rule: The algorithm: a name, an optimizer class, `kgo.rule(...)`, or an optimizer
-            instance, which brings its own rate, decay and clipping.
-        learning_rate_ratio: A number >= 0 or a schedule, times the base rate. Default 1.
-        learning_rate: A rate of the group's own, per step. A number beside a base number becomes
-            the ratio; a schedule is the group's own curve and does not follow the base;
-            `kgo.from_base(function)` follows it as the function says.
-        weight_decay: The coefficient of decoupled decay, a number >= 0 or a schedule.
-        anchor: What decay pulls toward: `"zero"`, `"initial"` (L2-SP), arrays or a file.
+        name: The group's name in plans, logs (`learning_rate_<name>`) and state keys.
+        selector: The group's variables: a path pattern (`"mobilenetv2/**/kernel"`; the path of a
+            layer claims all variables below it), a layer, a `Selector`, or a list of these. A group
+            without a selector must be called `"default"` and gets the variables that no other group
+            claims. Default: none.
+        rule: The algorithm: a name, an optimizer class, `kgo.rule(...)`, or an optimizer instance,
+            which brings its own rate, decay and clipping. Default: that of the optimizer.
+        learning_rate_ratio: A number >= 0 or a schedule that multiplies the base rate. Default: 1.
+        learning_rate: A separate rate for the group, per step. If it and the base rate are numbers,
+            it becomes the ratio. A schedule does not follow the base rate;
+            `kgo.from_base(function)` is computed from it. Default: the base rate.
+        weight_decay: The coefficient of decoupled decay, a number >= 0 or a schedule. Default: that
+            of the optimizer.
+        anchor: The weights that decay pulls toward: `"zero"`, `"initial"` (L2-SP), arrays or a
+            file. Default: that of the optimizer.
         exclude_from_decay: A selector of variables that are not decayed; `()` excludes none.
-        clipnorm: Limit of each variable's gradient norm.
-        global_clipnorm: Limit of the gradient norm over this group.
-        clipvalue: Limit of each gradient element's magnitude.
-        frozen: Whether the group's variables stay bit-identical: no state, no decay, no part in
-            the norm.
+            Default: that of the optimizer.
+        clipnorm: The limit of each variable's gradient norm. Default: that of the optimizer, if the
+            group has no clipping.
+        global_clipnorm: The limit of the gradient norm over this group. Default: none.
+        clipvalue: The limit of each gradient element's magnitude. Default: that of the optimizer,
+            if the group has no clipping.
+        frozen: Whether the group's variables stay bit-identical. They then have no state and no
+            decay, and do not count in the gradient norm. Default: False.
 
     Raises:
         ValueError: If a number is negative or not finite, two clipping limits are set, or two
@@ -242,7 +131,27 @@ class Group:
     frozen: bool = False
 
     def __post_init__(self) -> None:
+        self._check_name()
         where = self.where
+        checked: dict[str, Any] = {}
+        with errors_in(where):
+            if self.selector is not None:
+                checked["selector"] = as_selector(self.selector)
+            checked["exclude_from_decay"] = as_exclusion(self.exclude_from_decay)
+        checked["rule"] = as_rule(self.rule, where)
+        for name in ("learning_rate_ratio", "learning_rate", "weight_decay"):
+            value = getattr(self, name)
+            if not isinstance(value, FromBase) or name != "learning_rate":
+                checked[name] = check_scalar(name, value, where=where)
+        checked["anchor"] = as_anchor(self.anchor, where)
+        limits = check_clipping(self.clipnorm, self.global_clipnorm, self.clipvalue, where=where)
+        checked |= zip(("clipnorm", "global_clipnorm", "clipvalue"), limits, strict=True)
+        check_switch("frozen", self.frozen, where=where)
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        self._check_contradictions()
+
+    def _check_name(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip() or "/" in self.name:
             raise ValueError(
                 "`name` of a group must be a non-empty string without `/`. Received: "
@@ -251,90 +160,48 @@ class Group:
         if self.name.startswith("@"):
             raise ValueError(
                 "`name` of a group must not start with `@`. Received: "
-                f"name={self.name!r}. Keys of saved state that do are the optimizer's own."
+                f"name={self.name!r}. Such keys of saved state belong to the optimizer itself."
             )
+
+    def _check_contradictions(self) -> None:
         if self.selector is None and self.name != DEFAULT_GROUP:
             raise ValueError(
-                f"`selector` must be given. Received: {where} without a selector. Only the group "
-                f'"{DEFAULT_GROUP}", which takes what no other group claims, has none.'
+                f"`selector` must be given. Received: {self.where} without a selector. Only the "
+                f'group "{DEFAULT_GROUP}", which gets the unclaimed variables, needs no selector.'
             )
-        put = _setter(self)
-        if self.selector is not None:
-            try:
-                put("selector", as_selector(self.selector))
-            except (TypeError, ValueError) as error:
-                raise type(error)(f"In {where}: {error}") from error
-        put("rule", as_rule(self.rule, where=where))
-        put(
-            "learning_rate_ratio",
-            check_scalar("learning_rate_ratio", self.learning_rate_ratio, where=where),
-        )
-        if not isinstance(self.learning_rate, FromBase):
-            put("learning_rate", check_scalar("learning_rate", self.learning_rate, where=where))
         if isinstance(self.learning_rate, float) and self.learning_rate_ratio is not None:
             raise ValueError(
                 "Only one of `learning_rate` and `learning_rate_ratio` must be set. Received: "
                 f"learning_rate={self.learning_rate!r} and "
-                f"learning_rate_ratio={self.learning_rate_ratio!r} in {where}. A number as the "
-                "rate of a group is the base rate times a ratio."
+                f"learning_rate_ratio={self.learning_rate_ratio!r} in {self.where}. A number as "
+                "the rate of a group is the base rate times a ratio."
             )
-        put("weight_decay", check_scalar("weight_decay", self.weight_decay, where=where))
-        put("anchor", as_anchor(self.anchor, where=where))
-        try:
-            put("exclude_from_decay", as_exclusion(self.exclude_from_decay))
-        except (TypeError, ValueError) as error:
-            raise type(error)(f"In {where}: {error}") from error
-        limits = check_clipping(self.clipnorm, self.global_clipnorm, self.clipvalue, where=where)
-        for name, limit in zip(("clipnorm", "global_clipnorm", "clipvalue"), limits, strict=True):
-            put(name, limit)
-        if self.frozen not in (False, True):
-            raise TypeError(
-                f"`frozen` must be True or False. Received: frozen={self.frozen!r} in {where}."
+        options = (field.name for field in dataclasses.fields(self))
+        given = [name for name in options if getattr(self, name) is not None and name not in _KEPT]
+        if self.frozen and given:
+            raise ValueError(
+                f"`{given[0]}` must not be set on a frozen group. Received: {self.where} with "
+                f"frozen=True and {given[0]}. A frozen group never moves."
             )
-        if self.frozen:
-            self._check_frozen()
 
     def __repr__(self) -> str:
-        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        # Not by equality: a decay of 0 is said.
-        said = (
-            f"{name}={value!r}"
-            for name, value in own.items()
-            if value is not None and value is not False
-        )
-        return f"Group({', '.join(said)})"
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        # Compare by identity: `weight_decay=0` must be shown.
+        shown = (f"{k}={v!r}" for k, v in values.items() if v is not None and v is not False)
+        return f"Group({', '.join(shown)})"
 
     @property
     def where(self) -> str:
-        """How errors name this group."""
+        """The name of this group in errors."""
         return f'group "{self.name}"'
-
-    def _check_frozen(self) -> None:
-        for name in (field.name for field in dataclasses.fields(self)):
-            if name in ("name", "selector", "frozen"):
-                continue
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"`{name}` must not be set on a frozen group. Received: {self.where} with "
-                    f"frozen=True and {name}. A frozen group never moves."
-                )
-
-
-def _setter(group: Group) -> Any:
-    """Writes to a frozen dataclass while it is being made."""
-
-    def put(name: str, value: Any) -> None:
-        object.__setattr__(group, name, value)
-
-    return put
 
 
 def as_groups(groups: Any) -> tuple[Group, ...]:
     """Returns a list of groups, or a dict from name to group or selector, as a tuple.
 
     Raises:
-        ValueError: If two groups have one name, or a key differs from its group's name.
-        TypeError: If an item is no group.
+        ValueError: If two groups have the same name, or a key differs from its group's name.
+        TypeError: If an item is not a group.
     """
     if groups is None:
         return ()
@@ -343,15 +210,13 @@ def as_groups(groups: Any) -> tuple[Group, ...]:
     if isinstance(groups, Mapping):
         items = []
         for name, value in groups.items():
-            if isinstance(value, Group):
-                if value.name != name:
-                    raise ValueError(
-                        "The key of a group must be its name. Received: key "
-                        f"{name!r} for {value.where}."
-                    )
-                items.append(value)
-            else:
-                items.append(Group(name, value))
+            group = value if isinstance(value, Group) else Group(name, value)
+            if group.name != name:
+                raise ValueError(
+                    f"The key of a group must be its name. Received: key {name!r} for "
+                    f"{group.where}."
+                )
+            items.append(group)
     elif isinstance(groups, Sequence) and not isinstance(groups, str):
         items = list(groups)
     else:
@@ -378,7 +243,7 @@ def as_groups(groups: Any) -> tuple[Group, ...]:
 
 def _hint_for_groups(value: Any) -> str:
     if isinstance(value, str):
-        return f" A rule is given as `rule={value!r}`, a part as `kgo.Group(name, {value!r})`."
+        return f" Pass a rule as `rule={value!r}`, or variables as `kgo.Group(name, {value!r})`."
     if hasattr(value, "trainable_variables"):
-        return " The model is given as `model=`."
+        return " Pass the model as `model=`."
     return ""

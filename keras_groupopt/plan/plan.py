@@ -1,4 +1,7 @@
-"""Who goes where: a frozen, printable record. Everything downstream reads it and never a path."""
+"""The plan: a frozen record of the group and options of each variable.
+
+The optimizer reads the plan and never a path.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,23 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from keras_groupopt.base.checks import is_schedule
 from keras_groupopt.plan import sampled_rates
 from keras_groupopt.plan.averages import Average
-from keras_groupopt.plan.averages import describe as describe_average
 from keras_groupopt.plan.group import Anchor, Group
+from keras_groupopt.plan.plan_dict import plan_dict
 from keras_groupopt.plan.ratios import Ratio
 from keras_groupopt.plan.schedule_bindings import ScheduleBinding, schedule_bindings
 from keras_groupopt.plan.views.compare import PlanDifference, compare
 from keras_groupopt.plan.views.html import to_html
 from keras_groupopt.plan.views.plot import figure
 from keras_groupopt.plan.views.table import summary
-from keras_groupopt.schedules.from_base import FromBase
 from keras_groupopt.selectors import Selector
-
-FORMAT = 1
-_SHOWN = 5
+from keras_groupopt.selectors.variable_info import VariableInfo
 
 
 @dataclasses.dataclass(frozen=True)
 class Defaults:
-    """What the optimizer says for groups that do not say it themselves."""
+    """The options of the optimizer, for groups that leave them out."""
 
     learning_rate: Any
     rule: Any
@@ -50,15 +49,15 @@ class PlannedVariable:
     """One trainable variable in the plan.
 
     Args:
-        position: Its place among the trainable variables the optimizer is built with.
+        position: Its place among the trainable variables that the optimizer is built with.
         path: Its layer path.
-        name: Its last name, as `"kernel"`.
+        name: Its last name, such as `"kernel"`.
         shape: Its shape.
         dtype: Its dtype.
-        decayed: Whether decay acts on it.
+        decayed: Whether it is decayed.
         anchored: Whether decay pulls it toward a stored value.
-        ratio_index: Which of the optimizer's `ratios` multiplies its rate; `None` for none.
-        state_bytes: Bytes of optimizer state it owns; `None` before build.
+        ratio_index: The index of the optimizer's ratio that multiplies its rate. Default: none.
+        state_bytes: The bytes of its optimizer state, `None` if unknown. Default: `None`.
     """
 
     position: int
@@ -73,7 +72,7 @@ class PlannedVariable:
 
     @property
     def record(self) -> dict[str, Any]:
-        """The part of it that a file keeps, and that another model is checked against."""
+        """The part that is saved, and with which another model is compared."""
         return {
             "path": self.path,
             "name": self.name,
@@ -86,10 +85,10 @@ class PlannedVariable:
 
 @dataclasses.dataclass(frozen=True)
 class PlannedGroup:
-    """One group with everything filled in, and its variables.
+    """One group with all options filled in, and its variables.
 
     Args:
-        group: The declaration, with what it left out taken from the optimizer.
+        group: The declaration, with the optimizer's options for those it left out.
         variables: Its variables, in the order of the model's trainable variables.
     """
 
@@ -104,17 +103,18 @@ class PlannedGroup:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Which variable is in which group, and how each group is trained.
+    """The group of each variable, and how each group is trained.
 
     Every trainable variable is in exactly one group. `plan.summary()` prints it, `plan.plot(steps)`
-    draws its rates, `plan.to_dict()` gives plain JSON, `plan.compare(other)` lists differences, and
-    notebooks show it as HTML.
+    draws its rates, `plan.to_dict()` returns plain JSON, `plan.compare(other)` lists differences,
+    and notebooks show it as HTML.
 
     Args:
-        groups: The groups, in the order of declaration; the rest comes last.
-        defaults: What the optimizer says for all groups.
-        provisional: Whether paths come from `variable.path` because no model was given.
-        gradient_rule: The scalars of the model's gradient rule (SAM), by name.
+        groups: The groups, in the order of declaration. The group of unclaimed variables is last.
+        defaults: The options of the optimizer for all groups.
+        provisional: Whether paths come from `variable.path` because no model was given. Default:
+            False.
+        gradient_rule: The scalars of the model's gradient rule (SAM), by name. Default: none.
 
     Example:
 
@@ -144,51 +144,37 @@ class Plan:
         return tuple(sorted(every, key=lambda variable: variable.position))
 
     def bindings(self) -> tuple[ScheduleBinding, ...]:
-        """Returns which schedule drives which field of which group.
+        """Returns one binding per schedule, field and group.
 
-        Each has `group` (`None` where it is of all groups), `field` and `schedule`, and reads as
-        a sentence when printed. A schedule that drives nothing is refused when the plan is made.
+        Each has `group` (`None` for all groups), `field` and `schedule`, and prints as a sentence.
+        A schedule that drives nothing is an error when the plan is made.
         """
         return tuple(schedule_bindings(self))
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """Per trainable variable, in order: path, name, shape, dtype, decayed and group."""
+        """One record per trainable variable, in order: path, name, shape, dtype, decayed, group."""
         owners = {v.position: planned.name for planned in self.groups for v in planned.variables}
         return [v.record | {"group": owners[v.position]} for v in self.variables]
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the plan as plain JSON: `format`, `provisional`, `options` and `groups`."""
-        defaults = self.defaults
-        return {
-            "format": FORMAT,
-            "provisional": self.provisional,
-            "options": {
-                "learning_rate": describe_scalar(defaults.learning_rate),
-                "global_clipnorm": defaults.global_clipnorm,
-                "gradient_accumulation_steps": defaults.gradient_accumulation_steps,
-                "ema": describe_average(defaults.ema),
-                "on_nonfinite": defaults.on_nonfinite,
-                "unclaimed": defaults.unclaimed,
-                "overlap": defaults.overlap,
-            },
-            "groups": [_group_dict(planned, defaults) for planned in self.groups],
-        }
+        return plan_dict(self)
 
     def summary(self, at: Any = None, steps: int | None = None, **options: Any) -> None:
         """Prints the plan as a table in the look of `model.summary()`.
 
         Args:
-            at: Points at which to print each group's rate as well: floats in [0, 1], shares of the
-                run, and integers, optimizer steps.
-            steps: Optimizer steps of the run. Default: the step at which the last schedule of the
-                plan ends. Schedules with `total_steps="fit"` end there.
-            **options: `expand` (`True` or names of groups: list their variables), `line_length`,
-                `print_fn`, `console` (a `rich.console.Console`).
+            at: Points at which to print each group's rate too: floats in [0, 1] are shares of the
+                run, integers are optimizer steps. Default: none.
+            steps: The number of optimizer steps of the run, at which schedules with
+                `total_steps="fit"` end. Default: the step at which the last schedule ends.
+            **options: `expand` (`True` or names of groups whose variables are listed),
+                `line_length`, `print_fn` and `console` (a `rich.console.Console`).
 
         Raises:
             ValueError: If a point or an option is out of range, or `steps` is needed and not given.
-            TypeError: If a point is no number.
+            TypeError: If a point is not a number.
         """
         if at is None:
             if steps is not None:
@@ -203,113 +189,54 @@ class Plan:
         summary(self.to_dict(), rates=rates, **options)
 
     def plot(self, steps: int | None = None, path: Any = None, log: bool | None = None) -> Any:
-        """Draws each group's rate over a run, with ratios, decays and momentums that there are.
+        """Draws each group's rate over a run, and its ratios, decays and momentums if it has any.
 
-        Needs matplotlib: `pip install keras-groupopt[plots]`. Rates are as declared: what a
-        callback will set is not known before.
+        It needs matplotlib: `pip install keras-groupopt[plots]`. The rates are the declared ones,
+        without changes that callbacks will make.
 
         Args:
-            steps: Optimizer steps of the run. Default: the step at which the last schedule of the
-                plan ends. Schedules with `total_steps="fit"` end there.
-            path: A file to write the picture to, of the format that its ending says.
-            log: Whether rates and ratios are on a logarithmic scale. Default: where the highest of
-                two groups differ by more than a factor of 100.
+            steps: The number of optimizer steps of the run, at which schedules with
+                `total_steps="fit"` end. Default: the step at which the last schedule ends.
+            path: A file for the picture. Its extension gives the format. Default: none.
+            log: Whether rates and ratios are on a logarithmic scale. Default: True if the highest
+                values of two groups differ by more than a factor of 100.
 
         Returns:
-            A `matplotlib.figure.Figure`, which no window shows.
+            A `matplotlib.figure.Figure`, without a window.
 
         Raises:
             ImportError: If matplotlib is not installed.
             ValueError: If `steps` is needed and not given, or smaller than 1.
-            TypeError: If it is no integer.
+            TypeError: If it is not an integer.
         """
         return figure(sampled_rates.sampled(self, sampled_rates.run_length(self, steps)), path, log)
 
     def compare(self, other: Plan) -> PlanDifference:
-        """Returns what differs in `other`; the result is falsy when nothing does."""
+        """Returns the differences of `other`. The result is false if there are none."""
         return compare(self.to_dict(), other.to_dict())
 
     def _repr_html_(self) -> str:
         return to_html(self.to_dict())
 
 
-def describe_scalar(value: Any) -> str | float | None:
-    """Returns a number as it is, and a schedule or function by its name."""
-    if value is None or isinstance(value, (int, float)):
-        return value
-    if is_schedule(value):
-        return type(value).__name__
-    if isinstance(value, FromBase):
-        return repr(value)
-    return f"{getattr(value, '__name__', type(value).__name__)}()"
-
-
-def _rate_text(planned: PlannedGroup, defaults: Defaults) -> str:
-    own = planned.group.learning_rate
-    own = defaults.learning_rate if own is None else own
-    text = str(describe_scalar(own) if not isinstance(own, float) else f"{own:g}")
-    ratio = describe_scalar(planned.group.learning_rate_ratio)
-    return text + _times(ratio) + _times(*_variable_ratios(planned, defaults))
-
-
-def _times(*ratios: Any) -> str:
-    """Returns ` × 0.5`, or ` × 0.1…1` for several, and nothing where all are 1."""
-    numbers = sorted(ratio for ratio in ratios if isinstance(ratio, float))
-    named = dict.fromkeys(ratio for ratio in ratios if not isinstance(ratio, float))
-    if not named and set(numbers) <= {1.0}:
-        return ""
-    ends = dict.fromkeys(f"{number:.4g}" for number in (*numbers[:1], *numbers[-1:]))
-    return " × " + ", ".join(["…".join(ends)] * bool(numbers) + [str(name) for name in named])
-
-
-def _variable_ratios(planned: PlannedGroup, defaults: Defaults) -> list[Any]:
-    places = (variable.ratio_index for variable in planned.variables)
-    return [1.0 if p is None else describe_scalar(defaults.ratios[p].value) for p in places]
-
-
-def _group_dict(planned: PlannedGroup, defaults: Defaults) -> dict[str, Any]:
-    group = planned.group
-    exclusion = group.exclude_from_decay
-    rule = group.rule
-    return {
-        "name": group.name,
-        "selector": "" if group.selector is None else group.selector.describe(),
-        "rule": None if rule is None else rule.label,
-        "rule_arguments": {} if rule is None else {k: _plain(v) for k, v in rule.arguments.items()},
-        "learning_rate": None if group.frozen else _rate_text(planned, defaults),
-        "learning_rate_ratio": describe_scalar(group.learning_rate_ratio),
-        "weight_decay": describe_scalar(group.weight_decay),
-        "anchor": None if group.anchor is None else group.anchor.kind,
-        "exclude_from_decay": exclusion.describe() if isinstance(exclusion, Selector) else None,
-        "frozen": group.frozen,
-        "clipnorm": group.clipnorm,
-        "global_clipnorm": group.global_clipnorm,
-        "clipvalue": group.clipvalue,
-        "variables": [
-            {
-                **{key: value for key, value in v.record.items() if key != "ratio_index"},
-                "ratio": ratio,
-                "anchored": v.anchored,
-                "state_bytes": v.state_bytes,
-            }
-            for v, ratio in zip(planned.variables, _variable_ratios(planned, defaults), strict=True)
-        ],
-    }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, (bool, int, float, str, type(None))):
-        return value
-    return describe_scalar(value) if is_schedule(value) else repr(value)
+def planned_variable(
+    info: VariableInfo, position: int, group: Group, *, decayed: bool, ratio_index: int | None
+) -> PlannedVariable:
+    """Returns a variable in the plan of its group, whose options are complete."""
+    anchored = decayed and group.anchor is not None and group.anchor.kind != "zero"
+    shape = tuple(info.shape)
+    return PlannedVariable(
+        position, info.path, info.name, shape, info.dtype, decayed, anchored, ratio_index
+    )
 
 
 def with_state_bytes(plan: Plan, sizes: Mapping[int, int]) -> Plan:
-    """Returns `plan` with the bytes of state per position filled in."""
+    """Returns `plan` with the bytes of state of each position."""
     return _changed(plan, {place: {"state_bytes": size} for place, size in sizes.items()})
 
 
 def without_decay(plan: Plan, positions: Iterable[int]) -> Plan:
-    """Returns `plan` in which the variables at `positions` are not decayed."""
+    """Returns `plan` without decay of the variables at `positions`."""
     return _changed(plan, {place: {"decayed": False, "anchored": False} for place in positions})
 
 

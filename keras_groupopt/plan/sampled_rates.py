@@ -1,12 +1,12 @@
-"""A plan over time: its rates, ratios, decays and momentums as plain numbers, before any training.
+"""A plan over time: its rates, ratios, decays and momentums as plain numbers, before training.
 
     {"steps": [0, 25, …], "shares": [0.0, None, …], "shared": {"ema.momentum": [0.9, …]},
      "groups": [{"name": "head", "frozen": False, "learning_rate": spread, "ratio": spread,
                  "weight_decay": [0.01, …] or None, "arguments": {"beta_1": [0.95, …]}}, …]}
 
-A spread is `{"lowest": […], "highest": […]}` over the group's variables, which may have ratios of
-their own. `shared` and `arguments`, of the group's rule, hold what schedules drive. A frozen group
-has no curves.
+A spread is `{"lowest": […], "highest": […]}` over the group's variables, which may have different
+ratios. `shared` and the `arguments` of a rule hold the values that schedules drive. A frozen
+group has no curves.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from keras_groupopt.schedules.horizon import end_of, horizon, needs_horizon
 
 Curves = dict[str, Any]
 
-# A drawing starts from evenly spread points, and gets more where a curve leaves the line between
-# two of them by more than this share of its range.
+# A drawing starts with evenly spaced points. It gets more points if a curve differs from the line
+# between two of them by more than this share of its range.
 _EVEN, _MOST, _TOLERANCE = 64, 800, 0.003
 
 
@@ -35,11 +35,11 @@ _compile: Callable[[Any], Callable[[int], Any]] | None = None
 def set_compiler(compiler: Callable[[Any], Callable[[int], Any]]) -> None:
     """Sets how a schedule becomes a function that is fast to call at many steps.
 
-    Nothing here knows of a backend; whoever does hands it in.
+    This module does not import a backend, so a module that does calls this.
 
     Args:
-        compiler: Takes a schedule, returns a function of a step. It is called once per drawing, as
-            a schedule may depend on the run's length.
+        compiler: Takes a schedule, returns a function of a step. It is called once per drawing,
+            since a schedule may depend on the run's length.
     """
     global _compile
     _compile = compiler
@@ -53,8 +53,8 @@ def curves(
     Args:
         plan: A `Plan`.
         steps: Optimizer steps.
-        total: The run's length, for schedules that end with it.
-        shares: Per step, the share of the run it was given as, if any.
+        total: The run's length, for schedules that end with the run. Default: unknown.
+        shares: For each step the share of the run that it was given as, or `None`. Default: none.
 
     Raises:
         ValueError: If a schedule ends with the run and `total` is not given.
@@ -63,11 +63,11 @@ def curves(
 
 
 def sampled(plan: Any, total: int) -> Curves:
-    """Returns the values of a plan over a run, at enough steps to draw each change where it is.
+    """Returns the values of a plan over a run, at enough steps to draw every change.
 
     Args:
         plan: A `Plan`.
-        total: Optimizer steps of the run, at least 1.
+        total: The number of optimizer steps of the run, at least 1.
     """
     reader = _Reader(plan, total)
     known: dict[int, tuple[float, ...]] = {}
@@ -92,12 +92,12 @@ def sampled(plan: Any, total: int) -> Curves:
 
 
 def run_length(plan: Any, steps: Any) -> int:
-    """Returns `steps`, or where it is `None` the step at which the last schedule of a plan ends.
+    """Returns `steps`, or if it is `None` the step at which the last schedule of a plan ends.
 
     Raises:
-        TypeError: If it is no integer.
-        ValueError: If it is smaller than 1; if it is `None` and no schedule of the plan has an end
-            of its own.
+        TypeError: If it is not an integer.
+        ValueError: If it is smaller than 1, or it is `None` and no schedule of the plan has a known
+            end.
     """
     if steps is not None:
         return check_count("steps", steps, 1, where="plan")
@@ -111,21 +111,21 @@ def run_length(plan: Any, steps: Any) -> int:
         else "no schedule that ends"
     )
     raise ValueError(
-        "`steps` must be given where the plan does not say how long a run is. Received: steps=None "
+        "`steps` must be given if the plan does not tell how long a run is. Received: steps=None "
         f"and {reason}. Pass the optimizer steps of the run: `steps=epochs * steps_per_epoch`."
     )
 
 
 def points_of(at: Any, plan: Any, steps: Any) -> tuple[list[int], list[float | None], int | None]:
-    """Returns the optimizer steps that `at` names, the shares they were given as, and the length.
+    """Returns the optimizer steps for `at`, the shares they were given as, and the run's length.
 
     Args:
-        at: Floats in [0, 1], shares of the run, and integers >= 0, optimizer steps.
+        at: Floats in [0, 1] are shares of the run, integers >= 0 are optimizer steps.
         plan: A `Plan`.
-        steps: The run's length; `None` takes it from the plan, where it is needed.
+        steps: The run's length. `None` takes it from the plan if it is needed.
 
     Raises:
-        TypeError: If `at` holds something else.
+        TypeError: If `at` holds anything else.
         ValueError: If a number is out of range, `at` is empty, or the length is not known.
     """
     rule = "`at` must hold shares of the run (floats in [0, 1]) or optimizer steps (integers >= 0)"
@@ -139,7 +139,7 @@ def points_of(at: Any, plan: Any, steps: Any) -> tuple[list[int], list[float | N
         if isinstance(point, bool) or not isinstance(point, numbers.Real):
             raise TypeError(f"{rule}. {received}")
         if not 0 <= float(point) <= (math.inf if isinstance(point, numbers.Integral) else 1.0):
-            raise ValueError(f"{rule}. {received} A float above 1 is no share: write an integer.")
+            raise ValueError(f"{rule}. {received} For a step above 1 write an integer.")
     shares = [None if isinstance(p, numbers.Integral) else float(p) for p in given]
     known = steps is not None or any(map(needs_horizon, _schedules(plan)))
     asked = known or any(share is not None for share in shares)
@@ -152,7 +152,7 @@ def points_of(at: Any, plan: Any, steps: Any) -> tuple[list[int], list[float | N
 
 
 class _Reader:
-    """Values of a plan at optimizer steps, each schedule asked once per step."""
+    """Computes the values of a plan at optimizer steps, each schedule once per step."""
 
     def __init__(self, plan: Any, total: int | None) -> None:
         self.plan = plan
@@ -197,14 +197,14 @@ class _Reader:
         }
 
     def rates(self, group: Any, steps: Sequence[int]) -> list[float]:
-        """What the group's ratios multiply: the base rate, what it makes of that, or its own."""
+        """The group's rate without ratios: its own, a function of the base rate, or the base."""
         own, base = group.learning_rate, self.plan.defaults.learning_rate
         if isinstance(own, FromBase):
             return [float(own.function(rate)) for rate in self.values(base, steps)]
         return self.values(base if own is None else own, steps)
 
     def ratios(self, planned: Any, steps: Sequence[int]) -> list[list[float]]:
-        """The group's ratio, times each of those that its variables have."""
+        """The group's ratio times each ratio that its variables have."""
         ratio = self.values(planned.group.learning_rate_ratio, steps)
         given = self.plan.defaults.ratios
         places = dict.fromkeys(variable.ratio_index for variable in planned.variables)
@@ -214,7 +214,7 @@ class _Reader:
         ]
 
     def values(self, scalar: Any, steps: Sequence[int]) -> list[float]:
-        """A number, a function without arguments (both fixed), or a schedule at each step."""
+        """The values of a number, a function without arguments, or a schedule at each step."""
         if not callable(scalar):
             return [float(scalar)] * len(steps)
         if not is_schedule(scalar):
@@ -222,7 +222,7 @@ class _Reader:
         return [self.value(scalar, step) for step in steps]
 
     def value(self, schedule: Any, step: int) -> float:
-        # The plan holds its schedules, so that no other gets the same id.
+        # The plan holds its schedules, so ids are not reused.
         name = id(schedule)
         if name not in self._functions:
             self._functions[name] = schedule if _compile is None else _compile(schedule)
@@ -232,7 +232,7 @@ class _Reader:
 
 
 def _schedules(plan: Any) -> list[Any]:
-    """Every schedule that drives something in a plan."""
+    """The schedules that drive something in a plan."""
     return [found.schedule for found in schedule_bindings(plan) if is_schedule(found.schedule)]
 
 
@@ -246,7 +246,7 @@ def _spread(each: Sequence[Sequence[float]]) -> Curves:
 
 
 def _lists(found: Any) -> Iterator[list[float]]:
-    """Every curve in what a reader found."""
+    """The curves in the result of a reader."""
     for name, value in found.items():
         if name in ("steps", "shares"):
             continue

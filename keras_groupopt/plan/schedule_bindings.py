@@ -1,4 +1,4 @@
-"""Which schedule drives which field of which group."""
+"""Bindings: the group and field that each schedule drives."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from keras_groupopt.schedules.from_base import FromBase
 
 
 class ScheduleBinding(NamedTuple):
-    """A schedule, and what it drives.
+    """A schedule, and the field that it drives.
 
     Args:
-        group: The name of the group, or `None` where it is of all groups.
+        group: The name of the group, or `None` for all groups.
         field: The field: `"learning_rate"`, `"weight_decay"`, `"rule.beta_1"`, `"ratios[2]"`,
             `"ema.momentum"`, `"SAM.rho"`.
-        schedule: The schedule, or the function that is called for the base rate.
+        schedule: The schedule, or the function that returns the base rate.
     """
 
     group: str | None
@@ -29,7 +29,7 @@ class ScheduleBinding(NamedTuple):
 
 
 def schedule_bindings(plan: Any) -> Iterator[ScheduleBinding]:
-    """Yields what schedules drive in a plan, group by group, then what all groups share."""
+    """Yields one binding per schedule: each group's first, then those shared by all groups."""
     for planned in plan.groups:
         if not planned.group.frozen:
             yield from _of_group(planned, plan.defaults)
@@ -61,33 +61,30 @@ def _of_group(planned: Any, defaults: Any) -> Iterator[ScheduleBinding]:
 
 
 def check_drives(plan: Any) -> None:
-    """Refuses a schedule that was declared and drives nothing.
+    """Checks that each declared schedule drives something.
 
     Raises:
-        ValueError: If there is one.
+        ValueError: If one does not.
     """
     defaults = plan.defaults
-    arguments = defaults.rule.arguments
-    declared = {
-        "learning_rate": (defaults.learning_rate, "every group has a rate of its own"),
-        "weight_decay": (
-            defaults.weight_decay,
-            "no variable of a group without a decay of its own decays",
-        ),
-        **{
-            f"rule: {name}": (value, "every group has a rule of its own")
-            for name, value in arguments.items()
-        },
-        **{
-            ratio.where.replace("`", ""): (
-                ratio.value,
-                "all that it claims is frozen, or another's",
-            )
-            for ratio in defaults.ratios
-        },
-    }
+    declared = [
+        ("learning_rate", defaults.learning_rate, "every group has its own rate"),
+        ("weight_decay", defaults.weight_decay, "no group that uses it has a variable that decays"),
+    ]
+    declared += [
+        (f"rule: {name}", value, "every group has its own rule")
+        for name, value in defaults.rule.arguments.items()
+    ]
+    declared += [
+        (
+            f"ratios[{ratio.place}] ({ratio.selector.describe()})",
+            ratio.value,
+            "all its variables are frozen, or another ratio has them",
+        )
+        for ratio in defaults.ratios
+    ]
     driving = {id(binding.schedule) for binding in schedule_bindings(plan)}
-    for name, (schedule, reason) in declared.items():
+    for name, schedule, reason in declared:
         scheduled = callable(schedule) if name == "learning_rate" else is_schedule(schedule)
         if scheduled and id(schedule) not in driving:
             raise ValueError(

@@ -1,6 +1,6 @@
-"""Ready-made assignments: ordinary lists of groups or of ratios, to print, edit and pass on.
+"""Recipes return ordinary lists of groups or of ratios, which can be printed and edited.
 
-A recipe does nothing that could not be written with the public names.
+Everything that a recipe does can be written with the public names.
 """
 
 from keras_groupopt.recipes.backbone_and_head import backbone_and_head as backbone_and_head

@@ -1,4 +1,4 @@
-"""A pretrained backbone that moves slowly below a new head."""
+"""A recipe for a pretrained backbone that trains slowly below a new head."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import keras
 
 from keras_groupopt.plan.group import Group
 from keras_groupopt.recipes.parts import candidates, found_head, resolved, selector_for
-from keras_groupopt.selectors import Selector
 from keras_groupopt.selectors.layer_paths import describe_model
 
 __all__ = ["backbone_and_head"]
@@ -19,24 +18,22 @@ def backbone_and_head(
 ) -> list[Group]:
     """Returns two groups: the backbone, at a fraction of the base rate, and the head.
 
-    The head is what owns weights after the last pooling, flattening or picking of one position, in
-    the graph of layers; where there is none, the last kernel, or what follows a nested model that
-    has most of the weights.
+    The head is the layers with weights after the last pooling, flattening or selection of one
+    position in the graph of layers. If there is none, it is the last kernel, or the layers after a
+    nested model that has most of the weights.
 
     Args:
-        model: A built Keras model: functional or Sequential, or with `head` any.
-        ratio: The backbone's rate over the base rate, a number >= 0 or a schedule. Default 0.1.
-        head: The head, where it is not the one that would be found: a selector, path, layer or list
-            of these.
+        model: A built Keras model: functional or Sequential, or any model if `head` is given.
+        ratio: The backbone's rate over the base rate, a number >= 0 or a schedule. Default: 0.1.
+        head: The head: a selector, path, layer or list of these. Default: the one that is found.
         backbone: Further arguments of the backbone's `kgo.Group`, such as `anchor="initial"`.
 
     Returns:
-        The groups "backbone" and "head". Every variable is in one.
+        The groups "backbone" and "head". Every variable is in one of them.
 
     Raises:
         TypeError: If an argument is of the wrong type.
-        ValueError: If the head can't be told, shares weights with the backbone, or leaves it none
-            that is trainable.
+        ValueError: If the head cannot be found, or one of the two has no trainable variables.
 
     Example:
     >>> import keras, keras_groupopt as kgo
@@ -50,8 +47,8 @@ def backbone_and_head(
     if not top:
         shown = "no head in its graph of layers" if head is None else f"head={head!r}"
         raise ValueError(
-            f"`head` must say what the head is. Received: model named {model.name!r}, with "
-            f"{shown}. Candidates are {candidates(catalog)}."
+            f"`head` must select a head. Received: model named {model.name!r}, with {shown}. "
+            f"Candidates are {candidates(catalog)}."
         )
     rest = catalog.everything - top
     for name, positions in (("backbone", rest), ("head", top)):
@@ -59,13 +56,11 @@ def backbone_and_head(
             raise ValueError(
                 f"The {name} must have trainable variables. Received: model named {model.name!r}, "
                 f"whose {name} has none, with head {selector_for(catalog, top).describe()}. "
-                "Unfreeze it first; a ratio of 0 holds it still."
+                "Unfreeze it first. A ratio of 0 keeps it still."
             )
     below = selector_for(catalog, rest)
     selector = selector_for(catalog, top)
     options = backbone if backbone.get("frozen") else {"learning_rate_ratio": ratio, **backbone}
-    return [Group("backbone", _shorter(below, ~selector), **options), Group("head", selector)]
-
-
-def _shorter(listed: Selector, complement: Selector) -> Selector:
-    return min(listed, complement, key=lambda selector: len(selector.describe()))
+    # Choose the one that is shorter to read.
+    below = min(below, ~selector, key=lambda choice: len(choice.describe()))
+    return [Group("backbone", below, **options), Group("head", selector)]

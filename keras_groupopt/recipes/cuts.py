@@ -1,4 +1,4 @@
-"""A graph cut at the nodes that every path passes through."""
+"""Cuts a graph at the nodes that every path passes through."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ __all__ = ["Run", "components", "cut"]
 
 @dataclass(frozen=True)
 class Run:
-    """Nodes between two cuts, or one node that is a cut.
+    """The nodes between two cuts, or one node that is a cut.
 
     Args:
         nodes: The nodes, in order.
         is_cut: Whether every path passes through it.
-        opens: Whether nothing is before it.
-        ends: Whether nothing is after it.
+        opens: Whether it is the first run.
     """
 
     nodes: tuple[int, ...]
     is_cut: bool
     opens: bool
-    ends: bool
 
 
 def cut(nodes: Sequence[int], before: Mapping[int, Collection[int]]) -> list[Run]:
@@ -30,7 +28,7 @@ def cut(nodes: Sequence[int], before: Mapping[int, Collection[int]]) -> list[Run
 
     Args:
         nodes: The nodes, each after those it depends on.
-        before: For each node those it depends on, all of them in `nodes`.
+        before: For each node the nodes it depends on, all of them in `nodes`.
 
     Example:
     >>> diamond = {0: [], 1: [0], 2: [0], 3: [1, 2]}
@@ -44,7 +42,7 @@ def cut(nodes: Sequence[int], before: Mapping[int, Collection[int]]) -> list[Run
     sinks = [at for at in range(len(nodes)) if at not in used]
     edges += [(-1, at) for at in sources if len(sources) > 1]
     edges += [(at, len(nodes)) for at in sinks if len(sinks) > 1]
-    # How many edges pass over each node.
+    # The number of edges that pass over each node.
     change = [0] * (len(nodes) + 2)
     for a, b in edges:
         change[a + 1] += 1
@@ -58,16 +56,16 @@ def cut(nodes: Sequence[int], before: Mapping[int, Collection[int]]) -> list[Run
             inside.append(node)
             continue
         if inside:
-            runs.append(Run(tuple(inside), False, not runs, False))
+            runs.append(Run(tuple(inside), False, not runs))
             inside = []
-        runs.append(Run((node,), True, not runs, at == len(nodes) - 1))
+        runs.append(Run((node,), True, not runs))
     if inside:
-        runs.append(Run(tuple(inside), False, not runs, True))
+        runs.append(Run(tuple(inside), False, not runs))
     return runs
 
 
 def components(nodes: Sequence[int], before: Mapping[int, Collection[int]]) -> list[list[int]]:
-    """Returns the parts of a graph that no edge joins, each in order.
+    """Returns the connected components of a graph, each in order.
 
     Example:
     >>> components([0, 1, 2], {0: [], 1: [], 2: [0]})

@@ -1,4 +1,4 @@
-"""Rates spread over a model's parts, as fastai writes them: `slice(1e-5, 1e-3)`."""
+"""A recipe for rates that rise from the input to the head, as in fastai: `slice(1e-5, 1e-3)`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import keras
 
 from keras_groupopt.base.checks import check_count, check_positive
 from keras_groupopt.plan.group import Group
-from keras_groupopt.recipes.parts import parts_of, selector_for
-from keras_groupopt.selectors import Selector, as_selector
+from keras_groupopt.recipes.parts import listed_parts, parts_of, selector_for
+from keras_groupopt.selectors import as_selector
 
 __all__ = ["discriminative"]
 
@@ -32,25 +32,26 @@ def discriminative(
         slice(stop)          rate_k = stop / 10, and stop for the last
         stop                 rate_k = stop
 
-    The ratios are these over `stop`, so compile with `learning_rate=stop`. One part has `stop`.
+    The ratios are these rates over `stop`, so compile with `learning_rate=stop`. A single part has
+    the rate `stop`.
 
     Args:
-        parts: A built Keras model, whose parts are found as by `layerwise_decay`; or the parts
-            themselves in order from the input, each a selector, path, layer or list of these.
+        parts: A built Keras model, whose parts are found as in `layerwise_decay`, or a list of
+            parts in order from the input, each a selector, path, layer or list of these.
         rates: A slice of rates > 0, or one rate.
-        head: The head of a model, where it is not the one that would be found.
-        blocks: The blocks of a model, as for `layerwise_decay`.
-        count: In how many parts to divide a model, the head among them; neighbours join, as evenly
-            as they can. `None`: as many as there are.
+        head: The head of a model. Default: the one that is found.
+        blocks: The blocks of a model, as in `layerwise_decay`. Default: those that are found.
+        count: The number of groups for a model, including the head. Neighbouring parts are joined
+            as evenly as possible. Default: one group per part.
 
     Returns:
-        Groups "part_0", "part_1", … from the input to the head; of a model, the last is "head".
-        Parts of a model without trainable variables are left out, and keep their place.
+        Groups "part_0", "part_1", … from the input to the head. The last group of a model is
+        "head". Parts of a model without trainable variables get no group, but they count.
 
     Raises:
         TypeError: If an argument is of the wrong type.
-        ValueError: If a rate is not positive, `count` exceeds the parts, or the parts can't be
-            found.
+        ValueError: If a rate is not positive, `count` is larger than the number of parts, or the
+            parts cannot be found.
 
     Example:
     >>> import keras_groupopt as kgo
@@ -75,12 +76,11 @@ def discriminative(
             for at, part in enumerate(positions)
         ]
     else:
-        if (head, blocks, count) != (None, None, None):
-            raise ValueError(
-                "`head`, `blocks` and `count` must be given with a model only. Received: "
-                f"parts={parts!r} and one of them. A list of parts says it all."
-            )
-        named = [(f"part_{at}", part, True) for at, part in enumerate(_as_selectors(parts))]
+        listed = listed_parts(parts, head=head, blocks=blocks, count=count)
+        named = [
+            (f"part_{at}", as_selector(part, f"parts[{at}]"), True)
+            for at, part in enumerate(listed)
+        ]
     ratios = _ratios(start, stop, len(named))
     return [
         Group(name, selector, learning_rate_ratio=ratio)
@@ -117,18 +117,9 @@ def _joined(parts: list[frozenset[int]], count: int | None, heads: int) -> list[
     count = check_count("count", count, 1, where="discriminative")
     if not heads < count <= len(parts) + heads:
         raise ValueError(
-            f"`count` must be from {heads + 1} to {len(parts) + heads}, the number of parts that "
-            f"the model has. Received: count={count}."
+            f"`count` must be from {heads + 1} to {len(parts) + heads}, the number of parts of the "
+            f"model. Received: count={count}."
         )
     wanted = count - heads
     cuts = [round(k * len(parts) / wanted) for k in range(wanted + 1)]
     return [frozenset[int]().union(*parts[a:b]) for a, b in itertools.pairwise(cuts)]
-
-
-def _as_selectors(parts: Any) -> list[Selector]:
-    if isinstance(parts, (str, Selector)) or not isinstance(parts, Sequence) or not parts:
-        raise TypeError(
-            "`parts` must be a Keras model, or a list of selectors, paths or layers from input to "
-            f"output. Received: parts={parts!r}."
-        )
-    return [as_selector(part, f"parts[{at}]") for at, part in enumerate(parts)]

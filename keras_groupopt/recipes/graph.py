@@ -1,4 +1,4 @@
-"""What a model calls, in order: nested models opened, layers with their own graph kept whole."""
+"""The calls of a model, in order. Nested models are opened, other layers are one call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keras_groupopt.selectors.layer_paths import layers
 
 __all__ = ["Call", "ancestors", "calls_of", "descendants", "has_graph"]
 
-# Layers that keep a linear map linear; whatever else stands between two kernels counts as not.
+# Layers that keep a linear map linear. All other layers count as nonlinear.
 _LINEAR = (
     keras.layers.BatchNormalization,
     keras.layers.GroupNormalization,
@@ -39,12 +39,12 @@ class Call:
 
     Args:
         operation: The layer or operation.
-        before: Indices, among all calls, of those whose outputs it takes.
-        inputs: Shapes of its inputs.
-        outputs: Shapes of its outputs.
-        child: The child of the root that it is, or lies in.
+        before: The indices of the calls whose outputs it takes.
+        inputs: The shapes of its inputs.
+        outputs: The shapes of its outputs.
+        child: The child of the root that it is, or that it is in.
         is_used: Whether an output of the root depends on it.
-        kernels: How many layers in it own a matrix that maps features; see `_owns_kernel`.
+        kernels: The number of layers in it with a matrix that maps features; see `_owns_kernel`.
     """
 
     operation: Any
@@ -61,23 +61,23 @@ class Call:
 
     @property
     def weights(self) -> list[Any]:
-        """The variables that training or inference uses here."""
+        """The variables of its operation."""
         return list(getattr(self.operation, "weights", ()))
 
     @property
     def drops_rank(self) -> bool:
-        """Whether only features are left: pooled over positions, flattened, or one picked."""
+        """Whether only features are left: pooled over positions, flattened, or one position."""
         return _rank(self.inputs) > 2 >= _rank(self.outputs)
 
     @property
     def has_attention(self) -> bool:
-        """Whether it, or a layer in it, is an attention, by its class."""
+        """Whether its class, or that of a layer in it, is an attention."""
         parts = (self.operation, *self._parts())
         return any("Attention" in type(part).__name__ for part in parts)
 
     @property
     def is_dense(self) -> bool:
-        """Whether its kernels are those of dense layers only."""
+        """Whether all its kernels are of dense layers."""
         owners = [part for part in self._parts() if _owns_kernel(part, self)]
         return all(isinstance(part, _DENSE) for part in owners)
 
@@ -99,16 +99,16 @@ class Call:
 
 
 def has_graph(model: Any) -> bool:
-    """Whether a model says in which order it calls its layers."""
+    """Whether a model has a graph with the order of its layers."""
     return isinstance(model, keras.Model) and compat.calls(model) is not None
 
 
 def calls_of(model: keras.Model) -> list[Call]:
-    """Returns the calls of a model with a graph, each after those it depends on."""
+    """Returns the calls of a model with a graph, each after the calls it depends on."""
     found: list[Call] = []
     producers: dict[int, frozenset[int]] = {}
     _add(model, producers, found, None)
-    # An output of a nested model may lead nowhere.
+    # An output of a nested model may be unused.
     ends = (producers.get(id(tensor), frozenset()) for tensor in model.outputs)
     for index in ancestors(found, frozenset().union(*ends)):
         found[index].is_used = True
@@ -123,7 +123,7 @@ def _add(
         owner = operation if child is None else child
         before = nothing.union(*(producers.get(id(tensor), nothing) for tensor in inputs))
         if not inputs:
-            # An input. That of a nested model was given its producers by the call.
+            # An input. The call of a nested model sets the producers of its inputs.
             continue
         if has_graph(operation):
             given = [producers.get(id(tensor), nothing) for tensor in inputs]
@@ -159,10 +159,10 @@ def descendants(calls: Sequence[Call], start: Iterable[int]) -> set[int]:
 
 
 def _owns_kernel(layer: Any, call: Call) -> bool:
-    """Whether a layer owns a matrix that maps features, rather than a table of vectors.
+    """Whether a layer owns a matrix that maps features, and not a table of vectors.
 
-    A matrix in a layer of unknown class does if it can take the layer's input in, and is no array
-    to be added to its output, such as a position embedding.
+    For a layer that is not of Keras, a matrix counts if its shape fits the layer's input and it is
+    not an array that is added to the output, such as a position embedding.
     """
     if isinstance(layer, keras.layers.Embedding):
         return False

@@ -1,4 +1,4 @@
-"""Rates that fall from the head to the input."""
+"""A recipe for rates that fall from the head to the input."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_groupopt.base.checks import check_factor, check_share
-from keras_groupopt.recipes.parts import parts_of, selector_for
+from keras_groupopt.recipes.parts import parts_of
 from keras_groupopt.selectors import Selector
 
 __all__ = ["layerwise_decay"]
@@ -24,33 +24,37 @@ def layerwise_decay(
     """Returns ratios that fall with the distance from the head, for `ratios=`.
 
     With n parts below the head, numbered from 0 at the input: ratio_k = decay ** (n − k), and 1 for
-    the head. That is the scale that timm gives its layers. Without a head the last part has 1.
+    the head. timm scales its layers in the same way. Without a head the last part has ratio 1.
 
-    Depth comes from the layer graph, not from names. The stem (patches, tokens, position
-    embeddings) has the smallest ratio, and so has what stands in no graph. A residual or
-    inception block is one part, as is a layer with several kernels (a transformer block). An
-    attention and the dense layers after it, each around a shortcut of its own, are one. What stands
-    between blocks counts with the later one, what follows the last with that. A model without
-    blocks has one part per kernel. The head is what has weights after the last pooling, flattening
-    or picking of one position; without one, the last kernel. Nested models are opened. Frozen
-    layers have their place too, so that nothing shifts when they are unfrozen; a frozen branch
-    beside what is trained has none.
+    The order of the parts comes from the graph of layers, not from names:
+
+    - The stem (patches, tokens, position embeddings) has the smallest ratio, as have weights that
+      are not in the graph.
+    - A residual or inception block is one part, as is a layer with several kernels (a transformer
+      block). An attention and the dense layers after it, each with its own shortcut, are one part.
+    - Layers between blocks belong to the later block, layers after the last block to that one.
+    - A model without blocks has one part per kernel.
+    - The head is the layers with weights after the last pooling, flattening or selection of one
+      position. If there is none, it is the last kernel.
+    - Nested models are opened. Frozen layers count, so that unfreezing them does not change the
+      other ratios; a frozen branch next to the trained layers does not count.
 
     Args:
-        model: A built Keras model: functional, Sequential, or with `blocks` any.
-        decay: Ratio of one part to the next, in (0, 1]. Default 0.75.
-        head: The head, where it is not the one that would be found: a selector, path, layer or list
-            of these; `()` for none.
-        blocks: The blocks in order from the input, each a selector, path, layer or list of these,
-            where the graph shows none or others. What is in none, and not the head, is the stem.
-        min_ratio: Least ratio, in [0, 1]. Default 0.
+        model: A built Keras model: functional or Sequential, or any model if `blocks` is given.
+        decay: The ratio of one part to the next, in (0, 1]. Default: 0.75.
+        head: The head: a selector, path, layer or list of these, or `()` for none. Default: the one
+            that is found.
+        blocks: The blocks in order from the input, each a selector, path, layer or list of these.
+            Weights that are neither in a block nor in the head are the stem. Default: those that
+            are found.
+        min_ratio: The smallest ratio, in [0, 1]. Default: 0.
 
     Returns:
         Pairs (selector, ratio), from the input to the head. Each weight of the model is in one.
 
     Raises:
         TypeError: If an argument is of the wrong type.
-        ValueError: If a number is out of its range, the model shows no order of blocks, or `blocks`
+        ValueError: If a number is out of range, the model shows no order of blocks, or `blocks`
             overlap.
 
     Example:
@@ -66,9 +70,9 @@ def layerwise_decay(
     """
     decay = check_factor("decay", decay, where="layerwise_decay")
     min_ratio = check_share("min_ratio", min_ratio, where="layerwise_decay")
-    parts = parts_of(model, head, blocks)
-    every = [*parts.below, *([parts.head] if parts.head else [])]
+    selectors = parts_of(model, head, blocks).selectors()
+    distances = reversed(range(len(selectors)))
     return [
-        (selector_for(parts.catalog, part), max(min_ratio, decay ** (len(every) - 1 - k)))
-        for k, part in enumerate(every)
+        (selector, max(min_ratio, decay**distance))
+        for selector, distance in zip(selectors, distances, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""The two factors of LoRA at rates of their own."""
+"""A recipe for the two factors of LoRA at different rates."""
 
 from __future__ import annotations
 
@@ -18,20 +18,22 @@ _B = ("lora_kernel_b", "lora_embeddings_b")
 def lora(model: keras.Model, ratio: float = 16.0, *, freeze_rest: bool = False) -> list[Group]:
     """Returns groups for LoRA's factors: A at the base rate, B at `ratio` times it (LoRA+).
 
-    W + A·B, with A: "lora_kernel_a" or "lora_embeddings_a", B likewise, which starts at zero.
-    η_A = learning_rate, η_B = ratio · learning_rate.
+    The weights are W + A·B, where A is "lora_kernel_a" or "lora_embeddings_a", and B, which starts
+    at zero, is "lora_kernel_b" or "lora_embeddings_b". η_A = learning_rate,
+    η_B = ratio · learning_rate.
 
     Args:
-        model: A built Keras model with layers that had `layer.enable_lora(rank)` called.
-        ratio: The rate of B over that of A, a number >= 0 or a schedule. Default 16.
+        model: A built Keras model on whose layers `layer.enable_lora(rank)` was called.
+        ratio: The rate of B over that of A, a number >= 0 or a schedule. Default: 16.
         freeze_rest: Whether other trainable variables, such as biases, norms and a head, are
-            frozen. Default: they form the default group, at the base rate.
+            frozen. Otherwise they are in the default group, at the base rate. Default: False.
 
     Returns:
-        The groups "lora_a" and "lora_b", and with `freeze_rest` "rest" where something is left.
+        The groups "lora_a" and "lora_b". If `freeze_rest` is True and there are other variables,
+        also the group "rest".
 
     Raises:
-        TypeError: If `model` is no Keras model.
+        TypeError: If `model` is not a Keras model.
         ValueError: If no layer has trainable LoRA variables.
 
     Example:
@@ -50,8 +52,8 @@ def lora(model: keras.Model, ratio: float = 16.0, *, freeze_rest: bool = False) 
         able = [layer.name for layer in layers(model) if hasattr(layer, "enable_lora")]
         raise ValueError(
             "`model` must have trainable LoRA variables. Received: model named "
-            f"{model.name!r}, without. Call `layer.enable_lora(rank)` first, on layers such as "
-            f"{text.listing(able) or 'Dense or Embedding'}."
+            f"{model.name!r}, without them. Call `layer.enable_lora(rank)` first, on layers such "
+            f"as {text.listing(able) or 'Dense or Embedding'}."
         )
     a = variable_name(*(name for name in _A if name in factors))
     b = variable_name(*(name for name in _B if name in factors))

@@ -1,4 +1,4 @@
-"""Muon for hidden matrices, AdamW for the rest."""
+"""A recipe for Muon on hidden matrices and AdamW on all other variables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import keras
 
-from keras_groupopt.plan.group import Group, rule
+from keras_groupopt.base import text
+from keras_groupopt.plan.group import Group
+from keras_groupopt.plan.rule_spec import rule
 from keras_groupopt.recipes.graph import calls_of, has_graph
 from keras_groupopt.recipes.parts import no_graph, resolved, selector_for
 from keras_groupopt.selectors import Selector, as_selector, rank, variable_name
@@ -27,32 +29,33 @@ def muon_with_adamw(
     muon_arguments: Any = None,
     adamw_arguments: Any = None,
 ) -> list[Group]:
-    """Returns two groups: hidden matrices under Muon, and all else under AdamW.
+    """Returns two groups: hidden matrices with Muon, and all other variables with AdamW.
 
-    Muon gets the variables of rank 2 called "kernel" or "recurrent_kernel", but for those of the
-    head: the last layers with a matrix before the outputs. Embeddings, norms, biases, the head,
-    LoRA's factors and kernels of another rank are AdamW's: those of convolutions, and those of
+    Muon trains the variables of rank 2 called "kernel" or "recurrent_kernel", except those of the
+    head, which is the last layers with a matrix before the outputs. AdamW trains embeddings, norms,
+    biases, the head, LoRA's factors and kernels of another rank: those of convolutions, of
     `keras.layers.MultiHeadAttention` and of most `EinsumDense` layers, which have rank 3. Keras'
-    Muon has no orthogonal step for them, on any backend; an attention made of `Dense` layers has
-    kernels of rank 2. Who gets which rule is decided when the plan is made, alike on all backends,
-    and Muon's own search of names for "embedding" is off.
+    Muon has no orthogonal step for them on any backend. An attention made of `Dense` layers has
+    kernels of rank 2. The plan decides which rule trains a variable, in the same way on all
+    backends. Muon's own search for "embedding" in names is off.
 
     Args:
-        model: A built Keras model: functional or Sequential, or with `head` any.
-        head: The output layers, where they are not those that would be found: a selector, path,
-            layer or list of these; `()` for none.
-        adamw: What else AdamW shall train, such as the projection of patches: likewise.
-        muon_ratio: Muon's rate over the base rate, a number >= 0 or a schedule. Default 1, which
-            suits a Muon whose steps are scaled to those of AdamW, as Keras' are by `rms_rate`.
-        muon_arguments: Arguments of `kgo.Muon`, a dict.
-        adamw_arguments: Arguments of `keras.optimizers.AdamW`, a dict.
+        model: A built Keras model: functional or Sequential, or any model if `head` is given.
+        head: The output layers: a selector, path, layer or list of these, or `()` for none.
+            Default: those that are found.
+        adamw: Further variables for AdamW, such as the projection of patches: a selector, path,
+            layer or list of these. Default: none.
+        muon_ratio: Muon's rate over the base rate, a number >= 0 or a schedule. The default suits a
+            Muon whose steps are scaled to those of AdamW, as `rms_rate` does in Keras. Default: 1.
+        muon_arguments: Arguments of `kgo.Muon`, a dict. Default: none.
+        adamw_arguments: Arguments of `keras.optimizers.AdamW`, a dict. Default: none.
 
     Returns:
-        The groups "muon" and "adamw". Every variable is in one.
+        The groups "muon" and "adamw". Every variable is in one of them.
 
     Raises:
         TypeError: If an argument is of the wrong type.
-        ValueError: If the head can't be told, or no trainable matrix is left for Muon.
+        ValueError: If the head cannot be found, or no trainable matrix is left for Muon.
 
     Example:
     >>> import keras, keras_groupopt as kgo
@@ -69,32 +72,26 @@ def muon_with_adamw(
     catalog = describe_model(model)
     top = _output_layers(model, catalog) if head is None else resolved(head, catalog, "head")
     hidden: Selector = rank(2) & variable_name(*_KERNELS)
-    matrices = _matrices(catalog)
+    matrices = {at for at, info in enumerate(catalog) if info.rank == 2 and info.name in _KERNELS}
     if matrices & top:
         hidden = hidden - selector_for(catalog, top)
-    if resolved(adamw, catalog, "adamw"):
+    for_adamw = resolved(adamw, catalog, "adamw")
+    if for_adamw:
         hidden = hidden - as_selector(adamw, "adamw")
-    left = matrices - top - resolved(adamw, catalog, "adamw")
+    left = matrices - top - for_adamw
     if not any(catalog[at].trainable for at in left):
-        kernels = [info for info in catalog if info.name.endswith("kernel")]
-        found = ", ".join(f"{info.path} {info.shape}" for info in kernels[:5]) or "none"
+        shown = [f"{info.path} {info.shape}" for info in catalog if info.name.endswith("kernel")]
         raise ValueError(
             "`model` must have a trainable matrix for Muon: a variable of rank 2 called "
-            f"{' or '.join(map(repr, _KERNELS))} that is not of the head. Received: model named "
-            f"{model.name!r}, with kernels {found}. Use AdamW alone, or say with `head=` what the "
-            "head is."
+            f"{' or '.join(map(repr, _KERNELS))} outside the head. Received: model named "
+            f"{model.name!r}, with kernels {text.listing(shown) or 'none'}. Use AdamW alone, or "
+            "set the head with `head=`."
         )
     muon = rule("muon", **(muon_arguments or {}))
     groups = [Group("muon", hidden, rule=muon, learning_rate_ratio=muon_ratio)]
     if any(catalog[at].trainable for at in catalog.everything - left):
         groups.append(Group("adamw", ~hidden, rule=rule("adamw", **(adamw_arguments or {}))))
     return groups
-
-
-def _matrices(catalog: VariableCatalog) -> frozenset[int]:
-    return frozenset(
-        at for at, info in enumerate(catalog) if info.rank == 2 and info.name in _KERNELS
-    )
 
 
 def _output_layers(model: Any, catalog: VariableCatalog) -> frozenset[int]:
@@ -113,7 +110,7 @@ def _output_layers(model: Any, catalog: VariableCatalog) -> frozenset[int]:
     for call in last:
         if call.kernels > 1:
             raise ValueError(
-                "`head` must be given where the last layer holds several kernels. Received: "
+                "`head` must be given if the last layer holds several kernels. Received: "
                 f"model named {model.name!r}, which ends in {call.operation.name!r}. Pass `head=`, "
                 "or `head=()` for none."
             )

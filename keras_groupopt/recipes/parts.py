@@ -1,4 +1,4 @@
-"""A model's parts as sets of variables, and as selectors that read well."""
+"""The parts of a model: stem, blocks and head, as sets of variables and as short selectors."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Any
 import keras
 
 from keras_groupopt.base import text
+from keras_groupopt.base.checks import errors_in
 from keras_groupopt.recipes.graph import has_graph
-from keras_groupopt.recipes.structure import NoOrderError, head_of, structure_of
+from keras_groupopt.recipes.pieces import NoOrderError
+from keras_groupopt.recipes.structure import head_of, structure_of
 from keras_groupopt.selectors import Selector, as_selector, layer, variables
 from keras_groupopt.selectors.layer_paths import describe_model
 from keras_groupopt.selectors.variable_info import VariableCatalog
@@ -19,6 +21,7 @@ __all__ = [
     "ModelParts",
     "candidates",
     "found_head",
+    "listed_parts",
     "no_graph",
     "parts_of",
     "resolved",
@@ -32,46 +35,53 @@ class ModelParts:
 
     Args:
         catalog: The weights.
-        below: Positions of the weights of each part below the head, from the input on. None is
-            empty.
-        head: Positions of the head's.
+        below: The positions of the weights of each part below the head, from the input on. No part
+            is empty.
+        head: The positions of the head's weights.
     """
 
     catalog: VariableCatalog
     below: list[frozenset[int]]
     head: frozenset[int]
 
+    def selectors(self) -> list[Selector]:
+        """Returns one selector per part, from the input to the head."""
+        every = [*self.below, *([self.head] if self.head else [])]
+        return [selector_for(self.catalog, part) for part in every]
+
 
 def parts_of(model: Any, head: Any = None, blocks: Any = None) -> ModelParts:
     """Divides the weights of a model into stem, blocks and head.
 
-    A weight in several parts counts with the lowest, as does one that the graph does not show. What
-    is in none of given blocks, and not the head, is a part below them.
+    A weight in several parts belongs to the lowest one, as does a weight that is not in the graph.
+    If blocks are given, the weights that are neither in a block nor in the head are a part below
+    them.
 
     Args:
         model: A built Keras model.
-        head: What is the head: a selector, path, layer or list of these; `()` for none; `None` to
-            find it.
-        blocks: The blocks in order, each a selector, path, layer or list of these; `None` to find
-            them.
+        head: The head: a selector, path, layer or list of these, or `()` for none. Default: the one
+            that is found.
+        blocks: The blocks in order, each a selector, path, layer or list of these. Default: those
+            that are found.
 
     Raises:
-        TypeError: If `model` is no model.
-        ValueError: If head or blocks have to be found and can't be.
+        TypeError: If `model` is not a model.
+        ValueError: If head or blocks are not given and cannot be found.
     """
     catalog = describe_model(model)
     top = None if head is None else resolved(head, catalog, "head")
     if blocks is not None:
-        below = _given_blocks(blocks, catalog)
+        given = _given_blocks(blocks, catalog)
         top = found_head(model, catalog) if top is None else top
-        both = top & frozenset[int]().union(*below)
-        if both:
+        in_blocks = frozenset[int]().union(*given)
+        if top & in_blocks:
             raise ValueError(
                 "`blocks` must not have variables of the head. Received: "
-                f"{_paths(catalog, both)} in both. Take them out of one; `head=` says what it is."
+                f"{_paths(catalog, top & in_blocks)} in both. Remove them from one. `head=` sets "
+                "the head."
             )
-        rest = catalog.everything - top - frozenset[int]().union(*below)
-        return ModelParts(catalog, [rest, *below] if rest else below, top)
+        rest = catalog.everything - top - in_blocks
+        return ModelParts(catalog, [rest, *given] if rest else given, top)
     if not has_graph(model):
         raise no_graph(
             model,
@@ -79,60 +89,43 @@ def parts_of(model: Any, head: Any = None, blocks: Any = None) -> ModelParts:
             "have an order of layers",
             "Pass `blocks=`, a list of paths or layers from input to output, and `head=`.",
         )
-    found = _found(model, None if top is None else (catalog, top))
-    return _divided(
-        catalog,
-        [_positions(part, catalog) for part in found.parts],
-        _positions(found.head, catalog) if top is None else top,
-    )
-
-
-def found_head(model: Any, catalog: VariableCatalog) -> frozenset[int]:
-    """Returns the positions of the head's weights, none if the graph shows no head.
-
-    Raises:
-        ValueError: If there is no graph, or it shows no order.
-    """
-    if not has_graph(model):
-        raise no_graph(
-            model, "`head`", "be given", "Pass `head=`, or `head=()` where it may be empty."
+    try:
+        found = structure_of(
+            model, None if top is None else lambda owner: _positions([owner], catalog) <= top
         )
-    try:
-        return _positions(head_of(model), catalog)
-    except NoOrderError as error:
-        raise ValueError(
-            "`head` must be given where the graph of layers shows no end of blocks. Received: "
-            f"model named {model.name!r}, with {error}. Candidates are {candidates(catalog)}."
-        ) from error
-
-
-def _found(model: Any, head: tuple[VariableCatalog, frozenset[int]] | None) -> Any:
-    def is_head(owner: Any) -> bool:
-        assert head is not None
-        return _positions([owner], head[0]) <= head[1]
-
-    try:
-        return structure_of(model, None if head is None else is_head)
     except NoOrderError as error:
         raise ValueError(
             "`model` must have an order of blocks. Received: model named "
             f"{model.name!r}, with {error}. Pass `blocks=`, a list of paths or layers from input "
             "to output."
         ) from error
-
-
-def _divided(
-    catalog: VariableCatalog, parts: Sequence[frozenset[int]], head: frozenset[int]
-) -> ModelParts:
+    head = _positions(found.head, catalog) if top is None else top
     taken: set[int] = set()
     below: list[frozenset[int]] = []
-    for part in parts:
+    for part in (_positions(owners, catalog) for owners in found.parts):
         below.append(part - taken)
         taken |= part
     rest = catalog.everything - taken - head
     below = [below[0] | rest, *below[1:]] if below else [rest]
-    # What is below too, such as a tied embedding, moves with what is below.
+    # A weight of the head that is in a lower part too, such as a tied embedding, belongs there.
     return ModelParts(catalog, [part for part in below if part], head - taken)
+
+
+def found_head(model: Any, catalog: VariableCatalog) -> frozenset[int]:
+    """Returns the positions of the head's weights, or none if the graph shows no head.
+
+    Raises:
+        ValueError: If there is no graph, or it shows no order.
+    """
+    if not has_graph(model):
+        raise no_graph(model, "`head`", "be given", "Pass `head=`, or `head=()` for none.")
+    try:
+        return _positions(head_of(model), catalog)
+    except NoOrderError as error:
+        raise ValueError(
+            "`head` must be given if the graph of layers shows no end of blocks. Received: "
+            f"model named {model.name!r}, with {error}. Candidates are {candidates(catalog)}."
+        ) from error
 
 
 def _given_blocks(blocks: Any, catalog: VariableCatalog) -> list[frozenset[int]]:
@@ -155,17 +148,41 @@ def _given_blocks(blocks: Any, catalog: VariableCatalog) -> list[frozenset[int]]
 
 
 def resolved(value: Any, catalog: VariableCatalog, argument: str) -> frozenset[int]:
-    """Returns the positions that an argument means; none for an empty list."""
+    """Returns the positions that an argument selects, or none for an empty list."""
     if isinstance(value, (list, tuple)) and not value:
         return frozenset()
-    try:
-        return as_selector(value, argument).resolve(catalog)
-    except ValueError as error:
-        raise ValueError(f"In `{argument}`: {error}") from error
+    selector = as_selector(value, argument)
+    with errors_in(f"`{argument}`"):
+        return selector.resolve(catalog)
+
+
+def listed_parts(parts: Any, **of_model: Any) -> Sequence[Any]:
+    """Returns parts that a user gives as a list.
+
+    Args:
+        parts: The list.
+        of_model: The arguments that are only for models, by name.
+
+    Raises:
+        TypeError: If it is not a list, or empty.
+        ValueError: If an argument that is only for models is given.
+    """
+    if isinstance(parts, (str, Selector)) or not isinstance(parts, Sequence) or not parts:
+        raise TypeError(
+            "`parts` must be a Keras model, or a list of parts from input to output. Received: "
+            f"parts={parts!r}."
+        )
+    for name, value in of_model.items():
+        if value is not None:
+            raise ValueError(
+                f"`{name}` must be given with a model only. Received: {name}={value!r} with a list "
+                "of parts, which needs nothing else."
+            )
+    return parts
 
 
 def selector_for(catalog: VariableCatalog, positions: Iterable[int]) -> Selector:
-    """Returns a selector of exactly these variables, by the highest layers that have no others."""
+    """Returns a selector of exactly these variables, by the highest layers without others."""
     wanted = set(positions)
     left = set(wanted)
     owners: list[str] = []
@@ -203,7 +220,7 @@ def _paths(catalog: VariableCatalog, positions: Iterable[int]) -> str:
 
 
 def no_graph(model: keras.Model, name: str, rule: str, advice: str) -> ValueError:
-    """Returns an error that lists the children of a model whose order nothing tells."""
+    """Returns an error for a model without a graph, which lists the model's children."""
     return ValueError(
         f"{name} must {rule}. Received: model named {model.name!r} of class "
         f"{type(model).__name__}, which has no graph of layers, with "

@@ -19,7 +19,7 @@ from keras import ops
 
 from keras_groupopt import backend
 from keras_groupopt.base.checks import is_schedule
-from keras_groupopt.plan.group import RuleSpec
+from keras_groupopt.plan.rule_spec import RuleSpec
 from keras_groupopt.schedules.horizon import end_of, horizon
 
 Tensor = Any

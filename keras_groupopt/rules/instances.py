@@ -7,7 +7,8 @@ import weakref
 from typing import Any
 
 from keras_groupopt.base import compat
-from keras_groupopt.plan.group import LIFTED, WHOLE_ONLY, Group, RuleSpec
+from keras_groupopt.plan.group import Group
+from keras_groupopt.plan.rule_spec import LIFTED, WHOLE_ONLY, RuleSpec
 from keras_groupopt.rules.making import check_rule, config_of, explicit_arguments
 from keras_groupopt.rules.registry import rule_class, type_of
 

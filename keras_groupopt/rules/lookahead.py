@@ -11,7 +11,7 @@ from keras import ops
 from keras_groupopt import backend
 from keras_groupopt.base import compat
 from keras_groupopt.base.checks import check_count, check_share, is_schedule
-from keras_groupopt.plan.group import LIFTED, RuleSpec, as_rule
+from keras_groupopt.plan.rule_spec import LIFTED, RuleSpec, as_rule
 from keras_groupopt.rules.making import make_rule
 from keras_groupopt.rules.registry import register_rule, rule_class
 from keras_groupopt.rules.scalars import scalar

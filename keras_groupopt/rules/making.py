@@ -10,7 +10,7 @@ from typing import Any
 
 from keras_groupopt.base import compat
 from keras_groupopt.base.checks import check_finite, check_fraction, check_number, check_share
-from keras_groupopt.plan.group import LIFTED, WHOLE_ONLY, RuleSpec
+from keras_groupopt.plan.rule_spec import LIFTED, WHOLE_ONLY, RuleSpec
 from keras_groupopt.rules import fields
 from keras_groupopt.rules.registry import RULES, rule_class, type_of
 

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from keras_groupopt.base import compat
-from keras_groupopt.plan.group import FOREIGN_OPTIMIZER, RuleSpec
+from keras_groupopt.plan.rule_spec import FOREIGN_OPTIMIZER, RuleSpec
 
 _WRAPPERS = ("lossscaleoptimizer", "multioptimizer", "optimizer")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from keras_groupopt.plan.group import RuleSpec
+from keras_groupopt.plan.rule_spec import RuleSpec
 from keras_groupopt.rules.registry import rule_names, type_of
 
 

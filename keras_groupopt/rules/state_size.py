@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import keras
 import numpy as np
 
+from keras_groupopt.base import dtypes
 from keras_groupopt.plan.plan import Plan, PlannedGroup, PlannedVariable
 from keras_groupopt.rules import slots
 from keras_groupopt.rules.making import make_rule
@@ -18,9 +18,7 @@ _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
 
 def bytes_of(shape: Any, dtype: Any) -> int:
     """Returns the bytes of an array of `shape` and `dtype`."""
-    name = keras.backend.standardize_dtype(dtype)
-    width = 2 if name == "bfloat16" else np.dtype(name).itemsize
-    return math.prod(shape) * width
+    return dtypes.bytes_of(shape, keras.backend.standardize_dtype(dtype))
 
 
 def estimate(plan: Plan) -> dict[int, int]:

@@ -1,16 +1,14 @@
-"""Values over optimizer steps that Keras lacks: for rates, ratios, decays and momentums.
+"""Schedules that Keras lacks, for rates, ratios, decays and momentums.
 
-Each equals the scheduler of torch that its docstring names, step by step. Keras has
-`ExponentialDecay`, `CosineDecay`, `CosineDecayRestarts`, `InverseTimeDecay` and
-`PiecewiseConstantDecay`, which combine with these.
+Each one equals, step by step, the torch scheduler that its docstring names. They combine with
+Keras' `ExponentialDecay`, `CosineDecay`, `CosineDecayRestarts`, `InverseTimeDecay` and
+`PiecewiseConstantDecay`.
 """
 
 from keras_groupopt.schedules.base import Schedule as Schedule
-from keras_groupopt.schedules.combined import SWA as SWA
 from keras_groupopt.schedules.combined import Chained as Chained
 from keras_groupopt.schedules.combined import Scaled as Scaled
 from keras_groupopt.schedules.combined import Sequential as Sequential
-from keras_groupopt.schedules.combined import Warmup as Warmup
 from keras_groupopt.schedules.cycles import Cyclic as Cyclic
 from keras_groupopt.schedules.cycles import OneCycle as OneCycle
 from keras_groupopt.schedules.decays import Linear as Linear
@@ -19,4 +17,6 @@ from keras_groupopt.schedules.decays import WarmupStableDecay as WarmupStableDec
 from keras_groupopt.schedules.functions import Lambda as Lambda
 from keras_groupopt.schedules.steps import MultiStep as MultiStep
 from keras_groupopt.schedules.steps import Step as Step
+from keras_groupopt.schedules.transitions import SWA as SWA
+from keras_groupopt.schedules.transitions import Warmup as Warmup
 from keras_groupopt.schedules.unfreezing import UnfreezeAt as UnfreezeAt

@@ -1,9 +1,10 @@
-"""What every schedule here is: a value computed from the optimizer step, and its arguments."""
+"""The base class of schedules: a value computed from the optimizer step."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import keras
 from keras import ops
@@ -16,15 +17,13 @@ Tensor = Any
 
 
 class Schedule(keras.optimizers.schedules.LearningRateSchedule):
-    """A value over optimizer steps: the base of these schedules, and of one of your own.
+    """A value over optimizer steps: the base class of these schedules and of your own.
 
-    A subclass names its constructor's arguments in `arguments`, sets an attribute for each, and
-    computes the value in `at(step)` from `keras.ops`, without a Python `if` on the step. Calling and
-    saving are then done. Of an argument called `total_steps`, which may be `"fit"`, `total()` is
-    the number. It drives whatever takes a schedule: a rate, a ratio, a decay, a momentum.
-
-    Args:
-        arguments: A class attribute, the names of the constructor's arguments.
+    A subclass lists its constructor's arguments in the class attribute `arguments`, sets an
+    attribute for each, and computes the value in `at(step)` with `keras.ops`, without a Python `if`
+    on the step. The base class then does calling and saving. If the subclass has an argument
+    `total_steps`, which may be `"fit"`, `total()` returns the number of steps. A schedule can drive
+    a rate, a ratio, a decay or a momentum.
 
     Example:
 
@@ -44,6 +43,14 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
 
     arguments: ClassVar[tuple[str, ...]] = ()
 
+    def __post_init__(self) -> None:
+        """Checks the arguments of a schedule that is a dataclass."""
+        for argument in dataclasses.fields(self):
+            check, value = argument.metadata.get("check"), getattr(self, argument.name)
+            # If None is the default, the schedule computes the value.
+            if check is not None and (value is not None or argument.default is not None):
+                setattr(self, argument.name, check(argument.name, value, where=type(self).__name__))
+
     def at(self, step: Tensor) -> Tensor:
         """Returns the value at `step`, an int32 scalar, as a float scalar."""
         raise NotImplementedError(f"{type(self).__name__} must define `at(step)`.")
@@ -53,36 +60,38 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return ops.cast(self.at(ops.cast(step, "int32")), "float32")
 
     def inner(self) -> Sequence[Any]:
-        """Returns the schedules that it is made of."""
-        return ()
+        """Returns the schedules among its arguments."""
+        values = (getattr(self, name) for name in self.arguments)
+        lists = (value if isinstance(value, (list, tuple)) else [value] for value in values)
+        return [value for values in lists for value in values if is_schedule(value)]
 
     def needs_horizon(self) -> bool:
-        """Returns whether it ends with the run, which only `fit` knows."""
+        """Returns whether it ends with the run, whose length only `fit` knows."""
         return is_fit(getattr(self, "total_steps", None)) or any(map(needs_horizon, self.inner()))
 
     def total(self) -> Any:
-        """Returns `total_steps` as an int, or as an int32 scalar where it is one in this run.
+        """Returns `total_steps` as an int, or as an int32 scalar if the run's length is a tensor.
 
         Raises:
-            ValueError: If it is `"fit"`, outside of a run.
+            ValueError: If it is `"fit"` and there is no run.
         """
         total = steps_in_force(getattr(self, "total_steps", None), type(self).__name__)
-        # A run that is too short for what comes first is refused only where it is a number.
+        # If the length is a tensor, a run that is too short cannot raise an error.
         return total if isinstance(total, int) else ops.maximum(ops.cast(total, "int32"), 1)
 
     def end(self) -> int | None:
-        """Returns the step from which on the value stays, or `None` where it never does."""
+        """Returns the step after which the value is constant, or `None` if it never is."""
         return known_steps(getattr(self, "total_steps", None))
 
     def length(self) -> int | None:
-        """Returns the steps it is made for, or `None` where it suits a run of any length."""
+        """Returns the number of steps it is made for, or `None` if it suits any run."""
         return self.end()
 
     def get_config(self) -> dict[str, Any]:
         """Returns the constructor's arguments as plain JSON.
 
         Raises:
-            ValueError: If one is a function that is not registered with Keras.
+            ValueError: If an argument is a function that is not registered with Keras.
         """
         where = type(self).__name__
         return {name: _plain(getattr(self, name), f"{name} of {where}") for name in self.arguments}
@@ -93,18 +102,14 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return cls(**{name: _from_plain(value, cls.__name__) for name, value in config.items()})
 
 
-def as_schedule(name: str, value: Any, where: str) -> Any:
-    """Returns `value` if it is a schedule.
+Class = TypeVar("Class", bound=Schedule)
 
-    Raises:
-        TypeError: If it is none.
-    """
-    if is_schedule(value):
-        return value
-    raise TypeError(
-        f"`{name}` must be a schedule over optimizer steps. Received: {name}={value!r} in {where}. "
-        "A fixed value is `kgo.constant(value)`, a function `kgo.schedules.Lambda(function)`."
-    )
+
+def registered(cls: type[Class]) -> type[Class]:
+    """Registers a schedule with Keras. The fields of its dataclass become its `arguments`."""
+    cls.arguments = tuple(argument.name for argument in dataclasses.fields(cls))
+    register = keras.saving.register_keras_serializable(package="keras_groupopt")
+    return register(cls)
 
 
 def _plain(value: Any, where: str) -> Any:

@@ -1,16 +1,19 @@
-"""A rate that never changes, beside a base rate that does."""
+"""A constant rate, for a group that must not follow a scheduled base rate."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 
-from keras_groupopt.base.checks import check_number
-from keras_groupopt.schedules.base import Schedule
+from keras_groupopt.base.checks import check_number, is_schedule
+from keras_groupopt.schedules.arguments import NUMBER
+from keras_groupopt.schedules.base import Schedule, registered
 
 
-@keras.saving.register_keras_serializable(package="keras_groupopt")
+@registered
+@dataclass(eq=False, repr=False)
 class ConstantRate(Schedule):
     """The same rate at every optimizer step: `learning_rate(t) = rate`.
 
@@ -26,21 +29,18 @@ class ConstantRate(Schedule):
     0.0001
     """
 
-    arguments = ("rate",)
-
-    def __init__(self, rate: float) -> None:
-        self.rate = check_number("rate", rate, where="ConstantRate")
+    rate: float = field(metadata=NUMBER)
 
     def at(self, step: Any) -> Any:
         """Returns the rate, whatever the step."""
         return keras.ops.convert_to_tensor(self.rate, dtype="float32")
 
     def end(self) -> int:
-        """Returns 0: the value never changes."""
+        """Returns 0, since the value never changes."""
         return 0
 
     def length(self) -> None:
-        """Returns `None`: it suits a run of any length."""
+        """Returns `None`, since it suits a run of any length."""
 
 
 def constant(rate: float) -> ConstantRate:
@@ -50,7 +50,7 @@ def constant(rate: float) -> ConstantRate:
         rate: The rate per optimizer step, a finite number >= 0.
 
     Returns:
-        A schedule that does not follow the base.
+        A schedule that does not follow the base rate.
 
     Raises:
         ValueError: If `rate` is negative or not finite.
@@ -61,3 +61,30 @@ def constant(rate: float) -> ConstantRate:
     0.0001
     """
     return ConstantRate(rate)
+
+
+def as_schedule(name: str, value: Any, *, where: str) -> Any:
+    """Returns `value` if it is a schedule.
+
+    Raises:
+        TypeError: If it is not a schedule.
+    """
+    if is_schedule(value):
+        return value
+    raise TypeError(
+        f"`{name}` must be a schedule over optimizer steps. Received: {name}={value!r} in {where}. "
+        "Write a fixed value as `kgo.constant(value)`, and a function as "
+        "`kgo.schedules.Lambda(function)`."
+    )
+
+
+def schedule_or_number(name: str, value: Any, *, where: str) -> Any:
+    """Returns a schedule as it is, and a number as a constant schedule.
+
+    Raises:
+        TypeError: If it is neither.
+        ValueError: If a number is negative or not finite.
+    """
+    if callable(value):
+        return as_schedule(name, value, where=where)
+    return constant(check_number(name, value, where=where))

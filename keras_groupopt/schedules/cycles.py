@@ -1,31 +1,31 @@
-"""Values that rise and fall."""
+"""Schedules that rise and fall."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-import keras
 from keras import ops
 
-from keras_groupopt.base.checks import (
-    check_choice,
-    check_count,
-    check_number,
-    check_positive,
-    check_switch,
+from keras_groupopt.schedules.arguments import (
+    CURVES,
+    NUMBER,
+    POSITIVE,
+    SWITCH,
+    count,
+    one_of,
+    total,
 )
-from keras_groupopt.schedules.arithmetic import CURVES, piecewise, powered
-from keras_groupopt.schedules.base import Schedule
-from keras_groupopt.schedules.functions import check_function
-from keras_groupopt.schedules.horizon import check_total
+from keras_groupopt.schedules.arithmetic import piecewise, powered
+from keras_groupopt.schedules.base import Schedule, registered
+from keras_groupopt.schedules.functions import FUNCTION
 
 Tensor = Any
 
-MODES = ("triangular", "triangular2", "exp_range")
 
-
-@keras.saving.register_keras_serializable(package="keras_groupopt")
+@registered
+@dataclass(eq=False, repr=False)
 class OneCycle(Schedule):
     """Rises from a low value to a peak, then falls far below where it began: one cycle.
 
@@ -34,19 +34,23 @@ class OneCycle(Schedule):
     initial_learning_rate at 2p, then to the end.
 
     torch: `OneCycleLR(max_lr=peak_learning_rate, total_steps, pct_start=warmup_fraction,
-    anneal_strategy=curve, three_phase)`; the defaults of the other two values are those of its
-    `div_factor` and `final_div_factor`. There one number as `max_lr` replaces the rate of every
-    group, and their ratios are lost; here a group's ratio multiplies the whole cycle.
-    `OneCycle.momentum` is what torch does to the momentum meanwhile.
+    anneal_strategy=curve, three_phase)`. The defaults of the other two values are those of its
+    `div_factor` and `final_div_factor`. In torch one number as `max_lr` replaces the rate of every
+    group, and their ratios are lost. Here a group's ratio multiplies the whole cycle.
+    `OneCycle.momentum` returns the schedule that torch gives to the momentum.
 
     Args:
-        peak_learning_rate: The value at the top, a finite number >= 0.
-        total_steps: Optimizer steps of the cycle, an integer >= 2, or `"fit"`: those of the run.
-        warmup_fraction: The share of the cycle that rises, in [0, 1), in three phases up to 0.5.
-        initial_learning_rate: The value at step 0. Default `peak_learning_rate / 25`.
-        end_learning_rate: The value at the end and after. Default `initial_learning_rate / 10000`.
-        curve: The shape of each phase, `"cosine"` or `"linear"`.
-        three_phase: Whether the fall is as long as the rise, with a phase to the end after it.
+        peak_learning_rate: The highest value, a finite number >= 0.
+        total_steps: The number of optimizer steps of the cycle, an integer >= 2, or `"fit"` for the
+            length of the run.
+        warmup_fraction: The share of the cycle in which the value rises, in [0, 1), or in [0, 0.5]
+            with three phases. Default: 0.3.
+        initial_learning_rate: The value at step 0. Default: `peak_learning_rate / 25`.
+        end_learning_rate: The value at the end and after it. Default:
+            `initial_learning_rate / 10000`.
+        curve: The shape of each phase, `"cosine"` or `"linear"`. Default: `"cosine"`.
+        three_phase: Whether the fall is as long as the rise and a third phase leads to the end.
+            Default: False.
 
     Raises:
         ValueError: If a number is out of range; when called, if the run's length is not known.
@@ -64,47 +68,25 @@ class OneCycle(Schedule):
         Smith & Topin, Super-convergence, 2017, arXiv:1708.07120.
     """
 
-    arguments = (
-        "peak_learning_rate",
-        "total_steps",
-        "warmup_fraction",
-        "initial_learning_rate",
-        "end_learning_rate",
-        "curve",
-        "three_phase",
-    )
+    peak_learning_rate: float = field(metadata=NUMBER)
+    total_steps: int | str = field(metadata=total(2))
+    warmup_fraction: float = field(default=0.3, metadata=NUMBER)
+    initial_learning_rate: Any = field(default=None, metadata=NUMBER)
+    end_learning_rate: Any = field(default=None, metadata=NUMBER)
+    curve: str = field(default="cosine", metadata=one_of(*CURVES))
+    three_phase: bool = field(default=False, metadata=SWITCH)
 
-    def __init__(
-        self,
-        peak_learning_rate: float,
-        total_steps: int | str,
-        warmup_fraction: float = 0.3,
-        initial_learning_rate: float | None = None,
-        end_learning_rate: float | None = None,
-        curve: str = "cosine",
-        three_phase: bool = False,
-    ) -> None:
-        where = "OneCycle"
-        self.peak_learning_rate = check_number(
-            "peak_learning_rate", peak_learning_rate, where=where
-        )
-        self.total_steps = check_total("total_steps", total_steps, where, least=2)
-        if initial_learning_rate is None:
-            initial_learning_rate = self.peak_learning_rate / 25
-        self.initial_learning_rate = check_number(
-            "initial_learning_rate", initial_learning_rate, where=where
-        )
-        if end_learning_rate is None:
-            end_learning_rate = self.initial_learning_rate / 10_000
-        self.end_learning_rate = check_number("end_learning_rate", end_learning_rate, where=where)
-        self.curve = check_choice("curve", curve, CURVES, where=where)
-        self.three_phase = check_switch("three_phase", three_phase, where=where)
-        self.warmup_fraction = check_number("warmup_fraction", warmup_fraction, where=where)
-        if self.warmup_fraction > 0.5 if three_phase else self.warmup_fraction >= 1:
-            rule = "at most 0.5 in three phases" if three_phase else "less than 1"
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.initial_learning_rate is None:
+            self.initial_learning_rate = self.peak_learning_rate / 25
+        if self.end_learning_rate is None:
+            self.end_learning_rate = self.initial_learning_rate / 10_000
+        if self.warmup_fraction > 0.5 if self.three_phase else self.warmup_fraction >= 1:
+            rule = "at most 0.5 in three phases" if self.three_phase else "less than 1"
             raise ValueError(
-                f"`warmup_fraction` must be {rule}. Received: warmup_fraction={warmup_fraction!r} "
-                f"in {where}."
+                f"`warmup_fraction` must be {rule}. Received: "
+                f"warmup_fraction={self.warmup_fraction!r} in OneCycle."
             )
 
     @classmethod
@@ -117,17 +99,17 @@ class OneCycle(Schedule):
         curve: str = "cosine",
         three_phase: bool = False,
     ) -> OneCycle:
-        """Returns the schedule of a momentum beside that of the rate: low where that is high.
+        """Returns a schedule for the momentum, which is low when the rate is high.
 
-        For `kgo.rule("adam", beta_1=...)` or `kgo.rule("sgd", momentum=...)`.
+        Use it in `kgo.rule("adam", beta_1=...)` or `kgo.rule("sgd", momentum=...)`.
 
         Args:
-            total_steps: Optimizer steps of the cycle, or `"fit"`.
-            base_momentum: The value where the rate peaks.
-            max_momentum: The value at the start and at the end.
-            warmup_fraction: As of the rate.
-            curve: As of the rate.
-            three_phase: As of the rate.
+            total_steps: The number of optimizer steps of the cycle, or `"fit"`.
+            base_momentum: The value at the peak of the rate. Default: 0.85.
+            max_momentum: The value at the start and at the end. Default: 0.95.
+            warmup_fraction: The same as for the rate. Default: 0.3.
+            curve: The same as for the rate. Default: `"cosine"`.
+            three_phase: The same as for the rate. Default: False.
 
         Raises:
             ValueError: If a number is out of range.
@@ -162,31 +144,34 @@ class OneCycle(Schedule):
         return piecewise(step, self.initial_learning_rate, parts, self.curve)
 
 
-@keras.saving.register_keras_serializable(package="keras_groupopt")
+@registered
+@dataclass(eq=False, repr=False)
 class Cyclic(Schedule):
-    """Goes up and down between two values again and again, in straight lines.
+    """Goes up and down between two values repeatedly, in straight lines.
 
-    Cycle c = 1 + ⌊t / (up_steps + down_steps)⌋; within it the share h of the way from the low value
-    to the peak rises from 0 to 1 over up_steps and falls to 0 over down_steps. The value is
+    In cycle c = 1 + ⌊t / (up_steps + down_steps)⌋ a share h rises from 0 to 1 over up_steps and
+    falls to 0 over down_steps. The value is
     initial_learning_rate + (peak_learning_rate − initial_learning_rate) · h · scale, where scale is
-    1 (`"triangular"`), 1 / 2^(c − 1) (`"triangular2"`), decay_rate^t (`"exp_range"`), or what a
-    function makes of c or t.
+    1 (`"triangular"`), 1 / 2^(c − 1) (`"triangular2"`), decay_rate^t (`"exp_range"`), or a function
+    of c or t.
 
     torch: `CyclicLR(base_lr=initial_learning_rate, max_lr=peak_learning_rate,
     step_size_up=up_steps, step_size_down=down_steps, mode, gamma=decay_rate, scale_fn=scale,
-    scale_mode=scale_by)`. Its `base_momentum` and `max_momentum` are a second schedule for the
-    momentum, from the high value to the low: `Cyclic(max_momentum, base_momentum, ...)`.
+    scale_mode=scale_by)`. For its `base_momentum` and `max_momentum` make a second schedule, which
+    goes from the high value to the low one: `Cyclic(max_momentum, base_momentum, ...)`.
 
     Args:
-        initial_learning_rate: The value that a cycle begins and ends with, a finite number >= 0.
-        peak_learning_rate: The value in the middle, a finite number >= 0; lower, for a momentum.
-        up_steps: Optimizer steps to the peak, an integer >= 1. Default 2000.
-        down_steps: Optimizer steps back, an integer >= 1. Default `up_steps`.
-        mode: `"triangular"`, `"triangular2"` or `"exp_range"`.
-        decay_rate: The factor per optimizer step of `"exp_range"`, a finite number > 0.
-        scale: A function of one integer tensor in place of `mode`, written in `keras.ops` and
-            registered with `keras.saving.register_keras_serializable`.
-        scale_by: What `scale` is given: `"cycle"`, from 1 on, or `"iterations"`, from 0 on.
+        initial_learning_rate: The value at the start and end of a cycle, a finite number >= 0.
+        peak_learning_rate: The value in the middle of a cycle, a finite number >= 0. For a momentum
+            it is the lower one.
+        up_steps: The number of optimizer steps to the peak, an integer >= 1. Default: 2000.
+        down_steps: The number of optimizer steps back, an integer >= 1. Default: `up_steps`.
+        mode: `"triangular"`, `"triangular2"` or `"exp_range"`. Default: `"triangular"`.
+        decay_rate: The factor per optimizer step of `"exp_range"`, a finite number > 0. Default: 1.
+        scale: A function of one integer tensor that replaces `mode`. It must use `keras.ops` and be
+            registered with `keras.saving.register_keras_serializable`. Default: none.
+        scale_by: The argument of `scale`: `"cycle"`, which counts from 1, or `"iterations"`, which
+            counts from 0. Default: `"cycle"`.
 
     Raises:
         ValueError: If a number is out of range.
@@ -203,42 +188,21 @@ class Cyclic(Schedule):
         Smith, Cyclical learning rates for training neural networks, 2015, arXiv:1506.01186.
     """
 
-    arguments = (
-        "initial_learning_rate",
-        "peak_learning_rate",
-        "up_steps",
-        "down_steps",
-        "mode",
-        "decay_rate",
-        "scale",
-        "scale_by",
+    initial_learning_rate: float = field(metadata=NUMBER)
+    peak_learning_rate: float = field(metadata=NUMBER)
+    up_steps: int = field(default=2000, metadata=count(1))
+    down_steps: Any = field(default=None, metadata=count(1))
+    mode: str = field(
+        default="triangular", metadata=one_of("triangular", "triangular2", "exp_range")
     )
+    decay_rate: float = field(default=1.0, metadata=POSITIVE)
+    scale: Callable[[Any], Any] | None = field(default=None, metadata=FUNCTION)
+    scale_by: str = field(default="cycle", metadata=one_of("cycle", "iterations"))
 
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        peak_learning_rate: float,
-        up_steps: int = 2000,
-        down_steps: int | None = None,
-        mode: str = "triangular",
-        decay_rate: float = 1.0,
-        scale: Callable[[Any], Any] | None = None,
-        scale_by: str = "cycle",
-    ) -> None:
-        where = "Cyclic"
-        self.initial_learning_rate = check_number(
-            "initial_learning_rate", initial_learning_rate, where=where
-        )
-        self.peak_learning_rate = check_number(
-            "peak_learning_rate", peak_learning_rate, where=where
-        )
-        self.up_steps = check_count("up_steps", up_steps, 1, where=where)
-        down_steps = self.up_steps if down_steps is None else down_steps
-        self.down_steps = check_count("down_steps", down_steps, 1, where=where)
-        self.mode = check_choice("mode", mode, MODES, where=where)
-        self.decay_rate = check_positive("decay_rate", decay_rate, where=where)
-        self.scale = None if scale is None else check_function("scale", scale, where)
-        self.scale_by = check_choice("scale_by", scale_by, ("cycle", "iterations"), where=where)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.down_steps is None:
+            self.down_steps = self.up_steps
 
     def at(self, step: Tensor) -> Tensor:
         """Returns the value at `step`."""
@@ -257,6 +221,6 @@ class Cyclic(Schedule):
             height = height * powered(0.5, cycle - 1)
         elif self.mode == "exp_range":
             height = height * powered(self.decay_rate, step)
-        # Not a mix of shares: a function may make the height larger than 1.
+        # `mix` would not do, since a function may make the height larger than 1.
         low, peak = self.initial_learning_rate, self.peak_learning_rate
         return low + (peak - low) * height

@@ -1,24 +1,22 @@
-"""Values that go from one number to another over a known number of steps."""
+"""Schedules that go from one number to another over a known number of steps."""
 
 from __future__ import annotations
 
 import numbers
+from dataclasses import dataclass, field
 from typing import Any
 
-import keras
 from keras import ops
 
-from keras_groupopt.base.checks import check_choice, check_count, check_number, check_positive
+from keras_groupopt.schedules.arguments import NUMBER, POSITIVE, checked_by, count, one_of, total
 from keras_groupopt.schedules.arithmetic import mix, shares
-from keras_groupopt.schedules.base import Schedule
-from keras_groupopt.schedules.horizon import check_total
+from keras_groupopt.schedules.base import Schedule, registered
 
 Tensor = Any
 
-DECAYS = ("linear", "cosine", "root")
 
-
-@keras.saving.register_keras_serializable(package="keras_groupopt")
+@registered
+@dataclass(eq=False, repr=False)
 class Linear(Schedule):
     """Goes in a straight line from one value to another, and stays there.
 
@@ -30,8 +28,9 @@ class Linear(Schedule):
 
     Args:
         initial_learning_rate: The value at step 0, a finite number >= 0.
-        total_steps: Optimizer steps to the end, an integer >= 1, or `"fit"`: those of the run.
-        end_learning_rate: The value from there on, a finite number >= 0. Default 0.
+        total_steps: The number of optimizer steps to the end, an integer >= 1, or `"fit"` for the
+            length of the run.
+        end_learning_rate: The value after `total_steps`, a finite number >= 0. Default: 0.
 
     Raises:
         ValueError: If a number is out of range; when called, if the run's length is not known.
@@ -45,29 +44,19 @@ class Linear(Schedule):
     [1.0, 0.75, 0.0, 0.0]
     """
 
-    arguments = ("initial_learning_rate", "total_steps", "end_learning_rate")
-
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        total_steps: int | str,
-        end_learning_rate: float = 0.0,
-    ) -> None:
-        where = "Linear"
-        self.initial_learning_rate = check_number(
-            "initial_learning_rate", initial_learning_rate, where=where
-        )
-        self.total_steps = check_total("total_steps", total_steps, where)
-        self.end_learning_rate = check_number("end_learning_rate", end_learning_rate, where=where)
+    initial_learning_rate: float = field(metadata=NUMBER)
+    total_steps: int | str = field(metadata=total(1))
+    end_learning_rate: float = field(default=0.0, metadata=NUMBER)
 
     def at(self, step: Tensor) -> Tensor:
         """Returns the value at `step`."""
         return mix(self.initial_learning_rate, self.end_learning_rate, step, self.total())
 
 
-@keras.saving.register_keras_serializable(package="keras_groupopt")
+@registered
+@dataclass(eq=False, repr=False)
 class Polynomial(Schedule):
-    """Warms up in a straight line, then decays along a power, and stays at the end.
+    """Warms up in a straight line, decays along a power, and stays at the end value.
 
     With w = warmup_steps and T = total_steps, for t < w the line from warmup_start to
     initial_learning_rate; then, with s = (T − t) / (T − w):
@@ -77,17 +66,18 @@ class Polynomial(Schedule):
     `get_polynomial_decay_schedule_with_warmup`.
 
     Args:
-        initial_learning_rate: The value where the decay begins, a finite number >= 0.
-        total_steps: Optimizer steps to the end, warm-up included: an integer >= 1, or `"fit"`:
-            those of the run.
-        end_learning_rate: The value from there on, a finite number >= 0. Default 0.
-        power: The exponent, a finite number > 0. Default 1, a line.
-        warmup_steps: Optimizer steps of warm-up, an integer >= 0, less than `total_steps`.
-        warmup_start: The value at step 0 of a warm-up, a finite number >= 0.
+        initial_learning_rate: The value at which the decay begins, a finite number >= 0.
+        total_steps: The number of optimizer steps to the end, warm-up included: an integer >= 1, or
+            `"fit"` for the length of the run.
+        end_learning_rate: The value after `total_steps`, a finite number >= 0. Default: 0.
+        power: The exponent, a finite number > 0. Default: 1, a straight line.
+        warmup_steps: The number of warm-up steps, an integer >= 0 and less than `total_steps`.
+            Default: 0.
+        warmup_start: The value at step 0 of a warm-up, a finite number >= 0. Default: 0.
 
     Raises:
         ValueError: If a number is out of range; when called, if the run's length is not known or
-            the run is no longer than the warm-up.
+            the run is not longer than the warm-up.
         TypeError: If an argument is of the wrong type.
 
     Example:
@@ -98,42 +88,27 @@ class Polynomial(Schedule):
     [0.0, 0.5, 1.0, 0.25, 0.0]
     """
 
-    arguments = (
-        "initial_learning_rate",
-        "total_steps",
-        "end_learning_rate",
-        "power",
-        "warmup_steps",
-        "warmup_start",
-    )
+    initial_learning_rate: float = field(metadata=NUMBER)
+    total_steps: int | str = field(metadata=total(1))
+    end_learning_rate: float = field(default=0.0, metadata=NUMBER)
+    power: float = field(default=1.0, metadata=POSITIVE)
+    warmup_steps: int = field(default=0, metadata=count(0))
+    warmup_start: float = field(default=0.0, metadata=NUMBER)
 
-    def __init__(
-        self,
-        initial_learning_rate: float,
-        total_steps: int | str,
-        end_learning_rate: float = 0.0,
-        power: float = 1.0,
-        warmup_steps: int = 0,
-        warmup_start: float = 0.0,
-    ) -> None:
-        where = "Polynomial"
-        self.initial_learning_rate = check_number(
-            "initial_learning_rate", initial_learning_rate, where=where
-        )
-        self.total_steps = check_total("total_steps", total_steps, where)
-        self.end_learning_rate = check_number("end_learning_rate", end_learning_rate, where=where)
-        self.power = check_positive("power", power, where=where)
-        self.warmup_steps = check_count("warmup_steps", warmup_steps, 0, where=where)
-        self.warmup_start = check_number("warmup_start", warmup_start, where=where)
-        check_fits({"warmup_steps": self.warmup_steps}, self.total_steps, where, rest=1)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check(self.total_steps)
+
+    def _check(self, total: Any) -> None:
+        check_fits({"warmup_steps": self.warmup_steps}, total, "Polynomial", rest=1)
 
     def at(self, step: Tensor) -> Tensor:
         """Returns the value at `step`."""
         warmup, total = self.warmup_steps, self.total()
-        check_fits({"warmup_steps": warmup}, total, "Polynomial", rest=1)
+        self._check(total)
         done, left = shares(step - warmup, at_least_one(total - warmup))
         if self.power != 1.0:
-            # 1 − left^power, without its rounding where it is small.
+            # 1 − left^power, without rounding errors if it is small.
             done = -ops.expm1(self.power * ops.log1p(-done))
             left = ops.power(left, self.power)
         decayed = self.initial_learning_rate * left + self.end_learning_rate * done
@@ -143,7 +118,27 @@ class Polynomial(Schedule):
         return ops.where(step < warmup, warming, decayed)
 
 
-@keras.saving.register_keras_serializable(package="keras_groupopt")
+def check_steps_or_share(name: str, value: Any, *, where: str) -> int | float:
+    """Returns an integer >= 1, or a float in (0, 1).
+
+    Raises:
+        TypeError: If it is not a number.
+        ValueError: If it is out of range.
+    """
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if is_number and isinstance(value, numbers.Integral) and int(value) >= 1:
+        return int(value)
+    if is_number and 0 < value < 1:
+        return float(value)
+    error = ValueError if is_number else TypeError
+    raise error(
+        f"`{name}` must be an integer >= 1, or a share of the whole in (0, 1). Received: "
+        f"{name}={value!r} in {where}."
+    )
+
+
+@registered
+@dataclass(eq=False, repr=False)
 class WarmupStableDecay(Schedule):
     """Warms up in a straight line, holds the peak, and decays over the last steps.
 
@@ -156,13 +151,15 @@ class WarmupStableDecay(Schedule):
 
     Args:
         peak_learning_rate: The value that is held, a finite number >= 0.
-        total_steps: Optimizer steps to the end, an integer >= 1, or `"fit"`: those of the run.
-        decay_steps: Optimizer steps of the decay: an integer >= 1, or a float in (0, 1), the share
-            of `total_steps`. Default 0.1.
-        warmup_steps: Optimizer steps of the warm-up, an integer >= 0.
-        initial_learning_rate: The value at step 0 of a warm-up, a finite number >= 0.
-        end_learning_rate: The value at the end and after, a finite number >= 0.
-        decay_curve: The shape of the decay: `"linear"`, `"cosine"` or `"root"`.
+        total_steps: The number of optimizer steps to the end, an integer >= 1, or `"fit"` for the
+            length of the run.
+        decay_steps: The number of decay steps, an integer >= 1, or a float in (0, 1), a share of
+            `total_steps`. Default: 0.1.
+        warmup_steps: The number of warm-up steps, an integer >= 0. Default: 0.
+        initial_learning_rate: The value at step 0 of a warm-up, a finite number >= 0. Default: 0.
+        end_learning_rate: The value at the end and after it, a finite number >= 0. Default: 0.
+        decay_curve: The shape of the decay: `"linear"`, `"cosine"` or `"root"`. Default:
+            `"linear"`.
 
     Raises:
         ValueError: If a number is out of range, or warm-up and decay are longer than the whole.
@@ -180,38 +177,16 @@ class WarmupStableDecay(Schedule):
         compute-optimal training beyond fixed training durations, 2024, arXiv:2405.18392.
     """
 
-    arguments = (
-        "peak_learning_rate",
-        "total_steps",
-        "decay_steps",
-        "warmup_steps",
-        "initial_learning_rate",
-        "end_learning_rate",
-        "decay_curve",
-    )
+    peak_learning_rate: float = field(metadata=NUMBER)
+    total_steps: int | str = field(metadata=total(1))
+    decay_steps: float = field(default=0.1, metadata=checked_by(check_steps_or_share))
+    warmup_steps: int = field(default=0, metadata=count(0))
+    initial_learning_rate: float = field(default=0.0, metadata=NUMBER)
+    end_learning_rate: float = field(default=0.0, metadata=NUMBER)
+    decay_curve: str = field(default="linear", metadata=one_of("linear", "cosine", "root"))
 
-    def __init__(
-        self,
-        peak_learning_rate: float,
-        total_steps: int | str,
-        decay_steps: float = 0.1,
-        warmup_steps: int = 0,
-        initial_learning_rate: float = 0.0,
-        end_learning_rate: float = 0.0,
-        decay_curve: str = "linear",
-    ) -> None:
-        where = "WarmupStableDecay"
-        self.peak_learning_rate = check_number(
-            "peak_learning_rate", peak_learning_rate, where=where
-        )
-        self.total_steps = check_total("total_steps", total_steps, where)
-        self.decay_steps = _steps_or_share("decay_steps", decay_steps, where)
-        self.warmup_steps = check_count("warmup_steps", warmup_steps, 0, where=where)
-        self.initial_learning_rate = check_number(
-            "initial_learning_rate", initial_learning_rate, where=where
-        )
-        self.end_learning_rate = check_number("end_learning_rate", end_learning_rate, where=where)
-        self.decay_curve = check_choice("decay_curve", decay_curve, DECAYS, where=where)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._check(self.total_steps)
 
     def _check(self, total: Any) -> None:
@@ -232,13 +207,14 @@ class WarmupStableDecay(Schedule):
         total = self.total()
         self._check(total)
         length = self._decay_steps(total)
-        done, left = shares(step - (total - length), length)
+        elapsed = step - (total - length)
         peak, end = self.peak_learning_rate, self.end_learning_rate
         if self.decay_curve == "root":
+            done, left = shares(elapsed, length)
             root = ops.sqrt(done)
             value = peak * left / (1 + root) + end * root
         else:
-            value = mix(peak, end, step - (total - length), length, self.decay_curve)
+            value = mix(peak, end, elapsed, length, self.decay_curve)
         if self.warmup_steps == 0:
             return value
         warming = mix(self.initial_learning_rate, peak, step, self.warmup_steps)
@@ -246,13 +222,13 @@ class WarmupStableDecay(Schedule):
 
 
 def check_fits(parts: dict[str, int], total: Any, where: str, rest: int = 0) -> None:
-    """Refuses parts that are longer than the whole, where that is a number.
+    """Checks that parts are not longer than the whole, if its length is a number.
 
     Args:
-        parts: Steps by the name of the argument.
-        total: Steps in all; not a number while they are not known.
+        parts: The steps of each part, by the name of the argument.
+        total: The steps of the whole. `"fit"` or a tensor is not checked.
         where: The schedule's name.
-        rest: Steps that must be left over.
+        rest: The number of steps that must be left over. Default: 0.
 
     Raises:
         ValueError: If they are longer.
@@ -264,25 +240,11 @@ def check_fits(parts: dict[str, int], total: Any, where: str, rest: int = 0) -> 
     must = "be less than" if rest else "not be more than"
     received = ", ".join(f"{name}={steps}" for name, steps in parts.items())
     raise ValueError(
-        f"{names} must{together} {must} `total_steps`, which counts them too. Received: "
+        f"{names} must{together} {must} `total_steps`, which includes them. Received: "
         f"{received} with {total} steps in all, in {where}. Shorten them, or train for longer."
     )
 
 
 def at_least_one(steps: Any) -> Any:
-    """Returns `steps`, or 1 where a run is too short for them."""
+    """Returns `steps`, or 1 if a run is too short for them."""
     return max(steps, 1) if isinstance(steps, int) else ops.maximum(steps, 1)
-
-
-def _steps_or_share(name: str, value: Any, where: str) -> int | float:
-    whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-    if whole and int(value) >= 1:
-        return int(value)
-    real = isinstance(value, numbers.Real) and not isinstance(value, (bool, numbers.Integral))
-    if real and 0 < float(value) < 1:
-        return float(value)
-    error = ValueError if whole or real else TypeError
-    raise error(
-        f"`{name}` must be an integer >= 1, or a share of the whole in (0, 1). Received: "
-        f"{name}={value!r} in {where}."
-    )

@@ -1,4 +1,4 @@
-"""A group's rate as a function of the base rate."""
+"""The rate of a group as a function of the base rate."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class FromBase:
-    """A rate computed from the base rate at each optimizer step. Made by `kgo.from_base`.
+    """A rate computed from the base rate at each optimizer step. `kgo.from_base` makes it.
 
     Args:
-        function: From the base rate to the group's.
+        function: Takes the base rate, returns the rate of the group.
     """
 
     function: Callable[[Any], Any]
@@ -29,13 +29,13 @@ def from_base(function: Callable[[Any], Any]) -> FromBase:
 
         function(learning_rate(t)) · learning_rate_ratio(t)
 
-    so it follows schedules and callbacks that move the base, in a way that no ratio says: a floor,
-    a ceiling, a power. A ratio alone is `Group(learning_rate_ratio=...)`.
+    so it follows schedules and callbacks that change the base rate. Use it for what a ratio cannot
+    express: a floor, a ceiling, a power. A plain ratio is `Group(learning_rate_ratio=...)`.
 
     Args:
         function: Takes the base rate per optimizer step, a float32 scalar tensor, and returns the
-            group's, computed with `keras.ops` and without branches on the value. To be saved with
-            the optimizer it has to be registered by
+            rate of the group. It must use `keras.ops` and must not branch on the value. To be saved
+            with the optimizer it must be registered with
             `@keras.saving.register_keras_serializable()`.
 
     Returns:
@@ -53,19 +53,28 @@ def from_base(function: Callable[[Any], Any]) -> FromBase:
     >>> kgo.Group("backbone", "backbone", learning_rate=kgo.from_base(at_most)).learning_rate
     from_base(at_most)
     """
-    if not callable(function) or isinstance(function, type) or hasattr(function, "get_config"):
+    if not callable(function) or hasattr(function, "get_config"):
         raise TypeError(
             "`function` must be a function of the base rate. Received: "
-            f"from_base({function!r}). A schedule is given as `Group(learning_rate=schedule)`, a "
+            f"from_base({function!r}). Pass a schedule as `Group(learning_rate=schedule)` and a "
             "number as `Group(learning_rate_ratio=number)`."
         )
+    return FromBase(check_one_argument("function", function, where="from_base"))
+
+
+def check_one_argument(name: str, function: Any, *, where: str) -> Any:
+    """Returns `function` if it can be called with one argument.
+
+    Raises:
+        TypeError: If it is not a function, or does not take one argument.
+    """
+    must = f"`{name}` must be a function of one argument. Received: {name}={function!r} in {where}"
+    if not callable(function) or isinstance(function, type):
+        raise TypeError(f"{must}.")
     try:
         inspect.signature(function).bind(0.0)
-    except ValueError:  # a function in C may have no signature
+    except ValueError:  # A function written in C may have no signature.
         pass
     except TypeError as error:
-        raise TypeError(
-            f"`function` must take one argument, the base rate. Received: from_base({function!r}): "
-            f"{error}."
-        ) from error
-    return FromBase(function)
+        raise TypeError(f"{must}: {error}.") from error
+    return function

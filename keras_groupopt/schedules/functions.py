@@ -1,33 +1,55 @@
-"""A value computed by a function of one's own."""
+"""A value that a user's function computes."""
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
-import keras
 from keras import ops
 
-from keras_groupopt.base.checks import check_number
-from keras_groupopt.schedules.base import Schedule
+from keras_groupopt.schedules.arguments import NUMBER, checked_by
+from keras_groupopt.schedules.base import Schedule, registered
+from keras_groupopt.schedules.from_base import check_one_argument
 from keras_groupopt.schedules.serialization import is_registered
 
 Tensor = Any
 
 
-@keras.saving.register_keras_serializable(package="keras_groupopt")
+def check_function(name: str, function: Any, *, where: str) -> Any:
+    """Returns a function of one argument, and warns if it cannot be saved.
+
+    Raises:
+        TypeError: If it is not a function, or does not take one argument.
+    """
+    check_one_argument(name, function, where=where)
+    if not is_registered(function):
+        warnings.warn(
+            "A model with this schedule cannot be saved whole (`model.save`, ModelCheckpoint), "
+            f"because `{name}` of {where} is the function {function!r}, which is not registered. "
+            "Decorate it with `@keras.saving.register_keras_serializable()`.",
+            # The caller of the schedule's constructor, above `__init__` and `__post_init__`.
+            stacklevel=4,
+        )
+    return function
+
+
+FUNCTION = checked_by(check_function)
+
+
+@registered
+@dataclass(eq=False, repr=False)
 class Lambda(Schedule):
-    """A value times what a function makes of the optimizer step: learning_rate · function(t).
+    """A number times a function of the optimizer step: learning_rate · function(t).
 
     torch: `LambdaLR(lr_lambda=function)` of an optimizer with `lr=learning_rate`.
 
     Args:
-        function: A function of the step, an int32 scalar tensor, written in `keras.ops` without a
-            Python `if` on the step. To be saved it must be registered with
+        function: Takes the step, an int32 scalar tensor. It must use `keras.ops` and must not
+            branch on the step in Python. To be saved it must be registered with
             `keras.saving.register_keras_serializable`.
-        learning_rate: What the function's value is multiplied by, a finite number >= 0. Default 1.
+        learning_rate: The number, finite and >= 0. Default: 1.
 
     Raises:
         ValueError: If a number is out of range; when saved, if the function is not registered.
@@ -43,40 +65,12 @@ class Lambda(Schedule):
     0.125
     """
 
-    arguments = ("function", "learning_rate")
-
-    def __init__(self, function: Callable[[Any], Any], learning_rate: float = 1.0) -> None:
-        self.function = check_function("function", function, "Lambda")
-        self.learning_rate = check_number("learning_rate", learning_rate, where="Lambda")
+    function: Callable[[Any], Any] = field(metadata=FUNCTION)
+    learning_rate: float = field(default=1.0, metadata=NUMBER)
 
     def at(self, step: Tensor) -> Tensor:
         """Returns the value at `step`."""
         return self.learning_rate * ops.cast(self.function(step), "float32")
 
     def end(self) -> None:
-        """Returns `None`: nothing is known of the function."""
-
-
-def check_function(name: str, function: Any, where: str) -> Any:
-    """Returns a function of one argument, and warns if it could not be saved.
-
-    Raises:
-        TypeError: If it is no function, or does not take one argument.
-    """
-    rule = f"`{name}` must be a function of one argument"
-    if not callable(function) or isinstance(function, type):
-        raise TypeError(f"{rule}. Received: {name}={function!r} in {where}.")
-    try:
-        inspect.signature(function).bind(0)
-    except ValueError:  # a function in C may have no signature
-        pass
-    except TypeError as error:
-        raise TypeError(f"{rule}. Received: {name}={function!r} in {where}: {error}.") from error
-    if not is_registered(function):
-        warnings.warn(
-            "A model with this schedule cannot be saved whole (`model.save`, ModelCheckpoint), "
-            f"because `{name}` of {where} is the function {function!r}, which is not registered. "
-            "Decorate it with `@keras.saving.register_keras_serializable()`.",
-            stacklevel=3,
-        )
-    return function
+        """Returns `None`, since nothing is known about the function."""

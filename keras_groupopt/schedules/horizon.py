@@ -1,12 +1,13 @@
-"""How many optimizer steps a run has, and how many a schedule is made for.
+"""The number of optimizer steps of a run, and the number a schedule is made for.
 
-A schedule with `total_steps="fit"` ends where the run does, which only `fit` knows:
+A schedule with `total_steps="fit"` ends with the run, whose length only `fit` knows:
 
-    with horizon(total):        # what trains
-        rate = schedule(step)   # asks `steps_in_force`
+    with horizon(total):        # the training step
+        rate = schedule(step)   # calls `steps_in_force`
 
-The block holds for the thread that entered it, so it belongs around the calls of schedules, inside
-of what a replica runs. A wrapper that gives a schedule only a part of the run narrows it.
+The block holds for the thread that entered it. So enter it around the calls of schedules, inside
+the function that a replica runs. A schedule that gives an inner schedule only a part of the run
+enters a block with the length of that part.
 """
 
 from __future__ import annotations
@@ -22,25 +23,24 @@ from keras_groupopt.base.checks import check_count
 FIT = "fit"
 
 
-class _Here(threading.local):
-    """The steps of the run that a thread is in. `torch.compile` reads no `ContextVar`."""
+class _Run(threading.local):
+    """The length of a thread's run. `torch.compile` cannot read a `ContextVar`."""
 
-    def __init__(self) -> None:
-        self.total: Any = None
+    total: Any = None
 
 
-_HERE = _Here()
+_RUN = _Run()
 
 
 class horizon:  # noqa: N801 - it is used as a function
     """A `with` block in which a schedule with `total_steps="fit"` ends at `total`.
 
     Args:
-        total: Optimizer steps of the run: an integer >= 1, or an integer scalar tensor or variable,
-            which may change without a new trace. `None` hides a block around this one.
+        total: The number of optimizer steps of the run: an integer >= 1, or an integer scalar
+            tensor or variable, which may change without a new trace. `None` hides an outer block.
 
     Raises:
-        TypeError: If `total` is a number but no integer.
+        TypeError: If `total` is a number but not an integer.
         ValueError: If it is smaller than 1.
     """
 
@@ -51,66 +51,65 @@ class horizon:  # noqa: N801 - it is used as a function
         self._outer: list[Any] = []
 
     def __enter__(self) -> horizon:
-        self._outer.append(_HERE.total)
-        _HERE.total = self.total
+        self._outer.append(_RUN.total)
+        _RUN.total = self.total
         return self
 
     def __exit__(self, *error: object) -> None:
-        _HERE.total = self._outer.pop()
+        _RUN.total = self._outer.pop()
 
 
 def steps_in_force(total_steps: Any, where: str) -> Any:
-    """Returns `total_steps`, or the steps of the run where it is `"fit"`.
+    """Returns `total_steps`, or the length of the run if it is `"fit"`.
 
     Args:
         total_steps: An integer or `"fit"`.
         where: The schedule's name, for the error.
 
     Raises:
-        ValueError: If it is `"fit"` and the steps of the run are not known here.
+        ValueError: If it is `"fit"` and the length of the run is not known.
     """
     if not is_fit(total_steps):
         return total_steps
-    total = _HERE.total
-    if total is None:
+    if _RUN.total is None:
         raise ValueError(
-            "`total_steps` must be known where a schedule is called. Received: "
+            "`total_steps` must be known when a schedule is called. Received: "
             f'total_steps="fit" in {where}, outside of a run. Give a number of optimizer steps, or '
-            "train with `GroupedOptimizer` in `fit`, which fills it in."
+            "train with `GroupedOptimizer` in `fit`, which sets the length of the run."
         )
-    return total
+    return _RUN.total
 
 
 def known_steps(total_steps: Any) -> int | None:
-    """Returns `total_steps` as a plain integer where it is one now, else `None`."""
-    total = _HERE.total if is_fit(total_steps) else total_steps
+    """Returns `total_steps`, or the length of the run, if it is a plain integer, else `None`."""
+    total = _RUN.total if is_fit(total_steps) else total_steps
     return total if isinstance(total, int) else None
 
 
 def without_first(steps: int, where: str) -> horizon:
-    """Returns a block with what is left of the run after its first `steps`.
+    """Returns a block for the rest of the run, after its first `steps`.
 
     Raises:
-        ValueError: If the run is no longer than that.
+        ValueError: If the run is not longer than `steps`.
     """
-    total = _HERE.total
+    total = _RUN.total
     if total is None:
         return horizon(None)
     if isinstance(total, int) and total <= steps:
         raise ValueError(
-            f"What comes first must be shorter than the run. Received: {steps} steps before "
-            f"another schedule in {where}, for a run of {total} optimizer steps. Train for longer, "
-            "or shorten it."
+            f"A run must be longer than the first part of its schedule. Received: {steps} steps "
+            f"before another schedule in {where}, for a run of {total} optimizer steps. Train for "
+            "longer, or shorten the first part."
         )
     return horizon(total - steps)
 
 
 def is_fit(total_steps: Any) -> bool:
-    """Whether `total_steps` asks for the length of the run."""
+    """Whether `total_steps` means the length of the run."""
     return isinstance(total_steps, str) and total_steps == FIT
 
 
-def check_total(name: str, value: Any, where: str, least: int = 1) -> Any:
+def check_total(name: str, value: Any, *, where: str, least: int = 1) -> Any:
     """Returns `value` if it is `"fit"`, else as an int of at least `least`.
 
     Raises:
@@ -134,7 +133,7 @@ def needs_horizon(schedule: Any) -> bool:
     """Whether a schedule, or one that it wraps, ends with the run (`total_steps="fit"`).
 
     Args:
-        schedule: A schedule; anything else needs none.
+        schedule: A schedule. For anything else the answer is False.
     """
     ask = getattr(schedule, "needs_horizon", None)
     return bool(ask()) if callable(ask) else False
@@ -144,38 +143,43 @@ def end_of(schedule: Any) -> int | None:
     """Returns the optimizer step from which on the value no longer changes.
 
     Args:
-        schedule: A schedule, or a number (0).
+        schedule: A schedule, or a number, for which it is 0.
 
     Returns:
-        That step, or `None` where the value never settles, or nothing is known of it. `"fit"` is
-        the run of the `horizon` around the call.
+        The step, or `None` if the value never becomes constant or the schedule is unknown. `"fit"`
+        means the run of the `horizon` around the call.
     """
     if schedule is None or isinstance(schedule, (int, float)):
         return 0
-    ask = getattr(schedule, "end", None)
-    if hasattr(schedule, "needs_horizon") and callable(ask):
-        end = ask()
-        return None if end is None else int(end)
-    return _of_keras(schedule, _ENDS)
+    return _steps(schedule, "end", _ENDS)
 
 
 def length_of(schedule: Any) -> int | None:
-    """Returns the optimizer steps that a schedule is made for, as its arguments say.
+    """Returns the number of optimizer steps that a schedule is made for, from its arguments.
 
-    Unlike `end_of`, it is `None` for a number, a constant, or a few steps at milestones: they suit
-    a run of any length.
+    Unlike `end_of`, it is `None` for a number, a constant and steps at milestones, which suit a run
+    of any length.
 
     Args:
         schedule: A schedule, or a number.
     """
-    ask = getattr(schedule, "length", None)
-    if hasattr(schedule, "needs_horizon") and callable(ask):
-        length = ask()
-        return None if length is None else int(length)
-    return _of_keras(schedule, _LENGTHS)
+    return _steps(schedule, "length", _LENGTHS)
 
 
 _Config = Mapping[str, Any]
+_Table = Mapping[str, Callable[[_Config], float]]
+
+
+def _steps(schedule: Any, method: str, table: _Table) -> int | None:
+    """Returns what `method` of one of our schedules returns, or the entry of a Keras schedule."""
+    if hasattr(schedule, "needs_horizon") and hasattr(schedule, method):
+        steps = getattr(schedule, method)()
+        return None if steps is None else int(steps)
+    cls = type(schedule)
+    if cls.__module__.partition(".")[0] != "keras" or cls.__name__ not in table:
+        return None
+    steps = table[cls.__name__](schedule.get_config())
+    return math.ceil(steps) if math.isfinite(steps) else None
 
 
 def _cosine(config: _Config) -> float:
@@ -188,21 +192,13 @@ def _polynomial(config: _Config) -> float:
 
 
 def _piecewise(config: _Config) -> float:
-    # A value holds up to its boundary, that step included.
+    # A value holds up to and including its boundary.
     return float(config["boundaries"][-1]) + 1
 
 
-# What Keras' own schedules say in their configs, by the name of the class. The others never settle.
-_LENGTHS: dict[str, Callable[[_Config], float]] = {
+# The lengths of Keras' schedules, from their configs. The other classes never become constant.
+_LENGTHS: _Table = {
     "CosineDecay": _cosine,
     "PolynomialDecay": _polynomial,
 }
 _ENDS = {**_LENGTHS, "PiecewiseConstantDecay": _piecewise}
-
-
-def _of_keras(schedule: Any, table: Mapping[str, Callable[[_Config], float]]) -> int | None:
-    cls = type(schedule)
-    if cls.__module__.partition(".")[0] != "keras" or cls.__name__ not in table:
-        return None
-    steps = table[cls.__name__](schedule.get_config())
-    return math.ceil(steps) if math.isfinite(steps) else None

@@ -1,4 +1,4 @@
-"""Scalars in a config: numbers, schedules, and functions by the name they are registered under."""
+"""Scalars in a config: numbers, schedules, and functions by their registered name."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def registered_function(name: str, where: str = "a selector") -> Any:
     """Returns the function registered under `name`.
 
     Raises:
-        ValueError: If none is.
+        ValueError: If there is no such function.
     """
     function = keras.saving.get_registered_object(name)
     if function is None:
         raise ValueError(
             f'The function "{name}", saved as {where}, must be registered before loading. '
-            "Received: no function of that name. Import the module that decorates it with "
+            "Import the module that decorates it with "
             "`@keras.saving.register_keras_serializable()`."
         )
     return function

@@ -1,8 +1,8 @@
-"""The selectors: ways to say which variables of a model are meant.
+"""Selectors choose variables of a model.
 
 Each part that names something (a path, a layer, a type, a last name, a variable) must match at
-least one variable of the model, trainable or not, wherever it stands in an expression; `rank`,
-`where` and `everything` may match none.
+least one variable of the model, trainable or not, in any place of an expression. `rank`, `where`
+and `everything` need not match any variable.
 
 Example:
 >>> from keras_groupopt.selectors.variable_info import VariableCatalog, VariableInfo
@@ -49,21 +49,22 @@ def path(pattern: str) -> Selector:
     """Chooses the variables at or below the layer paths that a glob matches.
 
     A pattern claims a variable if it matches its path or the path of any layer above it, so
-    `"head"` is `"head/**"`. `*` stands for any characters within one level, `?` for one, `[abc]`
-    for one of these, `[!abc]` for one of the others, `**` for any number of levels, none included.
+    `"head"` means `"head/**"`. `*` stands for any characters within one level, `?` for one
+    character, `[abc]` for one of these, `[!abc]` for one of the others, and `**` for any number of
+    levels, including none.
 
     Every place of a shared variable counts. Keras' own `variable.path` is tried only if no place
-    matches, and only where it names exactly one variable.
+    matches, and it counts only if it names exactly one variable.
 
     Args:
-        pattern: Levels joined by `/`, without one at either end.
+        pattern: Levels joined by `/`, without a `/` at either end.
 
     Returns:
         The selector.
 
     Raises:
         ValueError: If the pattern is empty or malformed; when resolved, if it matches nothing, or
-            only a `variable.path` that several variables share.
+            matches only a `variable.path` that several variables share.
 
     Example:
     >>> path("mobilenetv2/**/kernel")
@@ -75,8 +76,8 @@ def path(pattern: str) -> Selector:
 def regex(pattern: str) -> Selector:
     """Chooses the variables at or below the layer paths that a regular expression matches.
 
-    The whole path must match (`re.fullmatch`): the variable's, or that of any layer above it. Write
-    `.*` at the start to let it begin anywhere.
+    The whole path of the variable, or of any layer above it, must match (`re.fullmatch`). Start the
+    expression with `.*` to match at any depth.
 
     Args:
         pattern: A Python regular expression. Flags go inside it, such as `(?i)`.
@@ -95,23 +96,24 @@ def regex(pattern: str) -> Selector:
 
 
 def layer(*layers: Any) -> Selector:
-    """Chooses the variables of layers, those of the layers in them included.
+    """Chooses the variables of layers, and of the layers inside them.
 
-    A layer object is found by the identity of its weights, at whatever place it sits, and needs no
-    `model=`; it is looked at when the selector is resolved, and written to a config as its path.
-    One layer must have weights; of several, such as `model.layers[5:]`, some may never have any.
+    A layer object is found by the identity of its weights, in any place of the model, and does not
+    need `model=`. Its weights are read when the selector is resolved. A config holds its path.
+    A single layer must have weights. Some of several layers, such as `model.layers[5:]`, may have
+    none.
 
     Args:
-        layers: Keras layers or models; or layer paths; or names of layers that only one in the
-            model has. A string is taken literally, without wildcards.
+        layers: Keras layers or models, layer paths, or names that only one layer of the model has.
+            A string is taken literally, without wildcards.
 
     Returns:
         The selector.
 
     Raises:
-        TypeError: If one is neither.
+        TypeError: If one is of another type.
         ValueError: If none is given; when resolved, if a layer is not in the model or not built, or
-            if a name is that of several layers.
+            if several layers have a name.
 
     Example:
     >>> layer("encoder/block_1")
@@ -124,20 +126,20 @@ def layer_type(*names: str | type) -> Selector:
     """Chooses the variables whose owner, or a layer above it, is of one of these classes.
 
     Args:
-        names: Class names, or classes. Bases count, so `"RNN"` finds an LSTM too.
+        names: Class names or classes. Base classes count, so `"RNN"` finds an LSTM.
 
     Returns:
         The selector.
 
     Raises:
         TypeError: If a name is not a string or class.
-        ValueError: When resolved, if there is no such layer, or if there is no model to look at.
+        ValueError: When resolved, if there is no such layer or no model.
 
     Example:
     >>> layer_type("BatchNormalization", "LayerNormalization")
     layer_type("BatchNormalization", "LayerNormalization")
     """
-    return by_property.LayerType(*names)
+    return by_property.LayerType(names)
 
 
 def variable_name(*names: str) -> Selector:
@@ -157,7 +159,7 @@ def variable_name(*names: str) -> Selector:
     >>> variable_name("bias", "gamma")
     variable_name("bias", "gamma")
     """
-    return by_property.VariableName(*names)
+    return by_property.VariableName(names)
 
 
 def rank(
@@ -166,18 +168,18 @@ def rank(
     min: int | None = None,  # noqa: A002 - `rank(min=2)` reads as it means
     max: int | None = None,  # noqa: A002
 ) -> Selector:
-    """Chooses the variables by number of dimensions. It may match none.
+    """Chooses the variables by number of dimensions. It need not match any variable.
 
     Args:
-        rank: The exact number, >= 0; alone.
-        min: The least number, >= 0.
-        max: The greatest number, >= 0.
+        rank: The exact number, >= 0, without `min` and `max`. Default: none.
+        min: The least number, >= 0. Default: none.
+        max: The greatest number, >= 0. Default: none.
 
     Returns:
         The selector.
 
     Raises:
-        ValueError: If none of them, a bad combination or a negative number is given.
+        ValueError: If no number, `rank` beside another, or a negative number is given.
 
     Example:
     >>> rank(min=2)
@@ -190,14 +192,14 @@ def variables(*variables: Any) -> Selector:
     """Chooses single variables. Each must be in the model.
 
     Args:
-        variables: Keras variables, found by identity; or exact layer paths. Written to a config as
-            their paths.
+        variables: Keras variables, which are found by identity, or exact layer paths. A config
+            holds their paths.
 
     Returns:
         The selector.
 
     Raises:
-        TypeError: If one is neither.
+        TypeError: If one is of another type.
         ValueError: If none is given; when resolved, if one is not in the model.
 
     Example:
@@ -221,17 +223,17 @@ def everything() -> Selector:
 
 
 def where(function: Callable[[VariableInfo], bool]) -> Selector:
-    """Chooses the variables for which a function is true. It may match none.
+    """Chooses the variables for which a function is true. It need not match any variable.
 
     Args:
-        function: Takes a `VariableInfo`, returns whether it is chosen. To be written to a config
-            the function must be registered with `keras.saving.register_keras_serializable`.
+        function: Takes a `VariableInfo` and returns whether to choose it. To be written to a config
+            it must be registered with `keras.saving.register_keras_serializable`.
 
     Returns:
         The selector.
 
     Raises:
-        TypeError: If it can't be called.
+        TypeError: If it is not callable.
 
     Example:
     >>> def is_large(info):
@@ -245,8 +247,8 @@ def where(function: Callable[[VariableInfo], bool]) -> Selector:
 def xpath(query: str) -> Selector:
     """Chooses the variables at or below the elements that an XPath 2.0 query finds.
 
-    The document is that of `kgo.to_xml(model)`: layers are elements called as their class,
-    variables are elements called `variable`. Needs `pip install keras-groupopt[xpath]`.
+    The document is that of `kgo.to_xml(model)`: a layer is an element named after its class, a
+    variable is an element named `variable`. Needs `pip install keras-groupopt[xpath]`.
 
     Args:
         query: The query, such as `"//Dense[@name='head']"` or
@@ -258,23 +260,23 @@ def xpath(query: str) -> Selector:
     Raises:
         ImportError: If `elementpath` is not installed.
         TypeError: If the query is not a string.
-        ValueError: If it is no XPath; when resolved, if it finds nothing, or something else than
-            elements, or if there is no model to look at.
+        ValueError: If it is not XPath; when resolved, if it finds nothing, or anything other than
+            elements, or if there is no model.
 
     Example:
     >>> xpath("//Dense[@name='head']") - rank(max=1)
     xpath("//Dense[@name='head']") & ~rank(max=1)
     """
     selector = by_xpath.XPath(query)
-    selector.check()
+    selector.parse()
     return selector
 
 
 default_exclude_from_decay: Selector = rank(max=1) | by_property.VariableName(
-    "bias", "gamma", "beta", required=False
+    ("bias", "gamma", "beta"), required=False
 )
-"""What decay leaves out unless told otherwise: vectors and scalars, and all biases and norms.
+"""The variables that are not decayed by default: vectors, scalars, and all biases and norms.
 
-Biases of attention layers have rank 2, hence the names. The names may match nothing. Extend it with
-`|` rather than replace it.
+It includes names because biases of attention layers have rank 2. The names need not match. Extend
+it with `|` instead of replacing it.
 """

@@ -1,7 +1,7 @@
-"""Selectors as a set algebra: what every selector can do, and how they combine.
+"""Selectors as a set algebra: the base class, and how selectors combine.
 
-A selector is a pure predicate on the variables of a catalog. Combining never looks at a model, and
-resolving always looks at every part, so a misspelt name is found wherever it stands.
+A selector is a pure predicate on the variables of a catalog. Combining selectors never looks at a
+model. Resolving always looks at every part, so a misspelt name is found in any place.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["And", "Not", "Or", "Selector", "as_selector"]
 
 
 class Selector(ABC):
-    """A choice of variables. Combine with `|`, `&`, `~` and `-`.
+    """A choice of variables. Selectors combine with `|`, `&`, `~` and `-`.
 
-    A string or a layer beside one of these operators means `path` or `layer`. Two selectors are
-    equal if they are written the same.
+    A string next to one of these operators means `path`, and a layer means `layer`. Two selectors
+    are equal if they are written the same.
 
     Example:
     >>> from keras_groupopt.selectors import path, rank
@@ -29,59 +29,52 @@ class Selector(ABC):
 
     kind: ClassVar[str] = ""
     _kinds: ClassVar[dict[str, type[Selector]]] = {}
-    # How tightly the text of `describe` binds; higher is tighter.
-    _binding: ClassVar[int] = 4
+    # The precedence of the operator in the text of `describe`. Higher binds tighter.
+    _precedence: ClassVar[int] = 4
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if cls.kind:
             Selector._kinds[cls.kind] = cls
 
+    @abstractmethod
     def resolve(self, catalog: VariableCatalog) -> frozenset[int]:
-        """Returns the positions, in `catalog`, of the variables chosen.
+        """Returns the positions, in `catalog`, of the chosen variables.
 
         Args:
             catalog: The variables of a model.
 
         Raises:
-            ValueError: If a part that names something matches no variable at all.
+            ValueError: If a part that names something does not match any variable.
         """
-        return self._resolve(catalog)
 
+    @abstractmethod
     def describe(self) -> str:
         """Returns the selector as short text, such as `path("head") | rank(max=1)`."""
-        return self._text()
-
-    @abstractmethod
-    def _resolve(self, catalog: VariableCatalog) -> frozenset[int]:
-        """Returns what `resolve` does."""
-
-    @abstractmethod
-    def _text(self) -> str:
-        """Returns what `describe` does."""
 
     @abstractmethod
     def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
-        """Returns what `get_config` holds beside the kind."""
+        """Returns the config without the kind."""
 
     @classmethod
-    @abstractmethod
     def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
         """Builds the selector from what `_arguments` returned."""
+        return cls(**arguments)
 
-    @abstractmethod
-    def _key(self) -> tuple[Any, ...]:
-        """Returns what makes two selectors of one kind equal."""
+    def _key(self) -> Any:
+        """Returns a value that is the same for equal selectors of one class."""
+        return self.describe()
 
     def get_config(self, catalog: VariableCatalog | None = None) -> dict[str, Any]:
         """Returns the selector as plain JSON data.
 
         Args:
-            catalog: Where layers and variables held as objects find their paths.
+            catalog: The variables of the model, from which layers and variables that are held as
+                objects get their paths. Default: none.
 
         Raises:
-            ValueError: If a part can't be written: an object without a catalog, or a function that
-                no serializer knows.
+            ValueError: If a part cannot be written: an object and no catalog is given, or a
+                function that is not registered.
         """
         return {"selector": self.kind, **self._arguments(catalog)}
 
@@ -90,7 +83,7 @@ class Selector(ABC):
         """Builds the selector that `get_config` described.
 
         Raises:
-            ValueError: If `config` is no such description.
+            ValueError: If `config` was not made by `get_config`.
         """
         kind = config.get("selector") if isinstance(config, dict) else None
         if kind not in Selector._kinds:
@@ -108,14 +101,6 @@ class Selector(ABC):
 
     def is_serializable(self) -> bool:
         """Returns whether `get_config` works once the catalog is known."""
-        return all(part.is_serializable() for part in self._parts()) and self._is_data()
-
-    def _parts(self) -> tuple[Selector, ...]:
-        """Returns the selectors that this one combines."""
-        return ()
-
-    def _is_data(self) -> bool:
-        """Returns whether all that this selector itself holds can be written."""
         return True
 
     def __or__(self, other: Any) -> Selector:
@@ -150,9 +135,13 @@ class Selector(ABC):
     def __repr__(self) -> str:
         return self.describe()
 
+    def _bracketed(self, part: Selector) -> str:
+        text = part.describe()
+        return text if part._precedence > self._precedence else f"({text})"
+
 
 class _Combination(Selector):
-    """Two or more selectors under one operator; nested ones of the same kind become one."""
+    """Selectors combined by one operator. Nested combinations of the same kind become one."""
 
     _sign: ClassVar[str]
     parts: tuple[Selector, ...]
@@ -163,12 +152,9 @@ class _Combination(Selector):
             flat += part.parts if type(part) is type(self) else [part]
         self.parts = tuple(flat)
 
-    def _text(self) -> str:
-        texts = [
-            part.describe() if part._binding > self._binding else f"({part.describe()})"
-            for part in self.parts
-        ]
-        return f" {self._sign} ".join(texts)
+    def describe(self) -> str:
+        """Returns the parts with the operator between them."""
+        return f" {self._sign} ".join(self._bracketed(part) for part in self.parts)
 
     def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
         return {"selectors": [part.get_config(catalog) for part in self.parts]}
@@ -177,50 +163,54 @@ class _Combination(Selector):
     def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
         return cls(*(Selector.from_config(config) for config in arguments["selectors"]))
 
-    def _parts(self) -> tuple[Selector, ...]:
-        return self.parts
+    def is_serializable(self) -> bool:
+        """Returns whether all parts are serializable."""
+        return all(part.is_serializable() for part in self.parts)
 
     def _key(self) -> tuple[Any, ...]:
         return self.parts
 
 
 class Or(_Combination):
-    """What any of the parts chooses."""
+    """The variables that any of the parts chooses."""
 
     kind = "or"
     _sign = "|"
-    _binding = 1
+    _precedence = 1
 
-    def _resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+    def resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+        """Returns the union of the parts."""
         return frozenset().union(*[part.resolve(catalog) for part in self.parts])
 
 
 class And(_Combination):
-    """What all of the parts choose."""
+    """The variables that all of the parts choose."""
 
     kind = "and"
     _sign = "&"
-    _binding = 2
+    _precedence = 2
 
-    def _resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+    def resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+        """Returns the intersection of the parts."""
         return catalog.everything.intersection(*[part.resolve(catalog) for part in self.parts])
 
 
 class Not(Selector):
-    """What the part leaves."""
+    """The variables that the part does not choose."""
 
     kind = "not"
-    _binding = 3
+    _precedence = 3
 
     def __init__(self, part: Selector) -> None:
         self.part = part
 
-    def _resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+    def resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+        """Returns the complement of the part."""
         return catalog.everything - self.part.resolve(catalog)
 
-    def _text(self) -> str:
-        text = self.part.describe()
-        return f"~{text}" if self.part._binding > self._binding else f"~({text})"
+    def describe(self) -> str:
+        """Returns `~` and the part."""
+        return f"~{self._bracketed(self.part)}"
 
     def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
         return {"of": self.part.get_config(catalog)}
@@ -229,14 +219,15 @@ class Not(Selector):
     def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
         return cls(Selector.from_config(arguments["of"]))
 
-    def _parts(self) -> tuple[Selector, ...]:
-        return (self.part,)
+    def is_serializable(self) -> bool:
+        """Returns whether the part is serializable."""
+        return self.part.is_serializable()
 
     def __invert__(self) -> Selector:
         return self.part
 
-    def _key(self) -> tuple[Any, ...]:
-        return (self.part,)
+    def _key(self) -> Selector:
+        return self.part
 
 
 def as_selector(value: Any, argument: str = "selector") -> Selector:
@@ -245,13 +236,13 @@ def as_selector(value: Any, argument: str = "selector") -> Selector:
     Args:
         value: A selector; a string, which means `path`; a Keras layer or model, which means
             `layer`; or a list or tuple of these, which means any of them.
-        argument: What the value is called in errors.
+        argument: The name of the argument in errors. Default: "selector".
 
     Returns:
         The selector that `value` means.
 
     Raises:
-        TypeError: If it is none of these.
+        TypeError: If it is of another type.
         ValueError: If it is an empty list or a bad pattern.
 
     Example:
@@ -274,7 +265,7 @@ def as_selector(value: Any, argument: str = "selector") -> Selector:
 
 def _any_of(values: list[Any] | tuple[Any, ...], argument: str) -> Selector:
     layers = [value for value in values if _is_layer(value)]
-    # Together, since some in a list such as `model.layers` never have weights.
+    # Layers go into one selector, since some in a list such as `model.layers` never have weights.
     parts = [Selector._kinds["layer"](*layers)] if layers else []
     parts += [as_selector(value, argument) for value in values if not _is_layer(value)]
     if not parts:
@@ -287,7 +278,7 @@ def _is_layer(value: Any) -> bool:
 
 
 def _short(value: Any) -> str:
-    """Returns `value` as text without the numbers in it, which may be millions."""
+    """Returns `value` as text, without the numbers of a variable, which may be millions."""
     if hasattr(value, "shape") and hasattr(value, "path"):
         return f"<variable {value.path}>"
     return reprlib.repr(value)
@@ -295,11 +286,11 @@ def _short(value: Any) -> str:
 
 def _hint(value: Any) -> str:
     if isinstance(value, type):
-        return f' For all layers of a class use `layer_type("{value.__name__}")`.'
+        return f' To choose all layers of a class use `layer_type("{value.__name__}")`.'
     if hasattr(value, "shape") and hasattr(value, "trainable"):
-        return " For single variables use `variables(v, ...)`."
+        return " To choose single variables use `variables(v, ...)`."
     if hasattr(value, "apply_gradients"):
-        return " An optimizer is the rule of a part: `Group(name, selector, rule=...)`."
+        return " Pass an optimizer as the rule of a group: `Group(name, selector, rule=...)`."
     if callable(value):
-        return " For an own function use `where(function)`."
+        return " To choose by a function use `where(function)`."
     return ""

@@ -1,6 +1,6 @@
 """The selectors that hold an object: a layer, variables, or a function.
 
-They are written to a config as paths, or through a serializer that is handed in.
+A config holds layers and variables as paths, and functions as what `set_function_serializer` gives.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ def set_function_serializer(
 ) -> None:
     """Sets how the functions of `where` are written to a config and read back.
 
-    Selectors know nothing of Keras; whoever does hands in the two directions here.
+    Selectors do not import Keras, so a module that does calls this.
 
     Args:
-        serialize: Takes a function, returns plain JSON data or raises if it can't be written.
-        deserialize: Takes that data, returns the function.
+        serialize: Takes a function and returns plain JSON data, or raises if it cannot be written.
+        deserialize: Takes that data and returns the function.
     """
     global _serialize, _deserialize
     _serialize, _deserialize = serialize, deserialize
 
 
 class Layer(Leaf):
-    """Variables of layers, held as objects or named."""
+    """Variables of layers, which are given as objects, names or paths."""
 
     kind = "layer"
 
@@ -54,19 +54,19 @@ class Layer(Leaf):
             if isinstance(target, str) and not target:
                 raise ValueError("`layer` must not be empty. Received: layer=''.")
         self.targets = targets
+        self.names = tuple(_name_of(target) for target in targets)
 
-    def _claim(self, catalog: VariableCatalog) -> frozenset[int]:
-        nothing: frozenset[int] = frozenset()
-        return nothing.union(*(self._claim_one(target, catalog) for target in self.targets))
+    def _match(self, catalog: VariableCatalog) -> frozenset[int]:
+        return frozenset().union(*(self._match_one(target, catalog) for target in self.targets))
 
-    def _claim_one(self, target: Any, catalog: VariableCatalog) -> frozenset[int]:
+    def _match_one(self, target: Any, catalog: VariableCatalog) -> frozenset[int]:
         if isinstance(target, str):
             return frozenset(catalog.by_place[self._find(target, catalog)])
         found = (catalog.by_identity.get(id(weight)) for weight in target.weights)
         positions = frozenset(position for position in found if position is not None)
         if target.weights and not positions:
             raise self._missing(target, catalog, "Was it copied, or rebuilt?")
-        # Among others a layer may be one that never has weights, such as Flatten.
+        # One of several layers may never have weights, such as Flatten.
         if not positions and (len(self.targets) == 1 or not getattr(target, "built", True)):
             raise self._missing(target, catalog, "It has no weights: build it first.")
         return positions
@@ -102,24 +102,20 @@ class Layer(Leaf):
         if len(names) == len(self.targets):
             return {"layers": names}
         if catalog is None:
-            raise ValueError(
-                f"`{self.describe()}` holds a layer and is written as its path. "
-                "Received: catalog=None. Pass the catalog of the model."
-            )
+            raise _no_catalog(self, "layers")
         self.resolve(catalog)
         paths: list[str] = []
         for target in self.targets:
             if isinstance(target, str):
                 continue
-            layer_path = catalog.by_layer_identity.get(id(target))
-            if layer_path is not None:
-                names.append(layer_path)
-                continue
-            found = self._claim_one(target, catalog)
-            # The model itself, or one that shares layers with it and is no layer of it.
-            if found == catalog.everything:
+            found = self._match_one(target, catalog)
+            if id(target) in catalog.by_layer_identity:
+                names.append(catalog.by_layer_identity[id(target)])
+            # The model itself, or a model that shares layers with it, is not one of its layers.
+            elif found == catalog.everything:
                 return {"layers": [], "everything": True}
-            paths += [catalog[at].path for at in sorted(found)]
+            else:
+                paths += [catalog[at].path for at in sorted(found)]
         return {"layers": names, **({"variables": paths} if paths else {})}
 
     @classmethod
@@ -131,16 +127,12 @@ class Layer(Leaf):
             parts.append(Variables(*arguments["variables"]))
         return Or(*parts) if len(parts) > 1 else parts[0]
 
-    def _text(self) -> str:
-        names = [quote(_name_of(target)) for target in self.targets]
-        return f"layer({', '.join(names)})"
-
     def _key(self) -> tuple[Any, ...]:
         return tuple(t if isinstance(t, str) else id(t) for t in self.targets)
 
 
 class Variables(Leaf):
-    """Single variables, held as objects or named by their exact paths."""
+    """Single variables, which are given as objects or exact paths."""
 
     kind = "variables"
 
@@ -157,7 +149,7 @@ class Variables(Leaf):
                 )
         self.values = values
 
-    def _claim(self, catalog: VariableCatalog) -> frozenset[int]:
+    def _match(self, catalog: VariableCatalog) -> frozenset[int]:
         found = set()
         for value in self.values:
             if isinstance(value, str):
@@ -168,7 +160,7 @@ class Variables(Leaf):
                 near = nearest(value, catalog) if isinstance(value, str) else ""
                 raise ValueError(
                     "`variables` must be given variables of the model. "
-                    f"Received: {path_of(value)!r}, which is none of its {len(catalog)}.{near}"
+                    f"Received: {_path_of(value)!r}, which is none of its {len(catalog)}.{near}"
                 )
             found.add(position)
         return frozenset(found)
@@ -177,18 +169,16 @@ class Variables(Leaf):
         if all(isinstance(value, str) for value in self.values):
             return {"paths": list(self.values)}
         if catalog is None:
-            raise ValueError(
-                f"`{self.describe()}` holds variables and is written as their paths. "
-                "Received: catalog=None. Pass the catalog of the model."
-            )
+            raise _no_catalog(self, "variables")
         return {"paths": [catalog[at].path for at in sorted(self.resolve(catalog))]}
 
     @classmethod
     def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
         return cls(*arguments["paths"])
 
-    def _text(self) -> str:
-        names = [quote(path_of(value)) for value in self.values[:4]]
+    def describe(self) -> str:
+        """Returns the selector as the code that makes it, with at most four variables."""
+        names = [quote(_path_of(value)) for value in self.values[:4]]
         names += ["..."] if len(self.values) > 4 else []
         return f"variables({', '.join(names)})"
 
@@ -210,14 +200,14 @@ class Where(Leaf):
             )
         self.function = function
 
-    def _claim(self, catalog: VariableCatalog) -> frozenset[int]:
+    def _match(self, catalog: VariableCatalog) -> frozenset[int]:
         return frozenset(at for at, info in enumerate(catalog.infos) if self.function(info))
 
     def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
         if _serialize is None:
             raise ValueError(
-                f"`{self.describe()}` holds a Python function, which is not plain data. "
-                "Use a selector that is, such as `path` or `variable_name`."
+                f"`{self.describe()}` holds a Python function, which cannot be written to a "
+                "config. Use another selector, such as `path` or `variable_name`."
             )
         return {"function": _serialize(self.function)}
 
@@ -225,26 +215,35 @@ class Where(Leaf):
     def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
         if _deserialize is None:
             raise ValueError(
-                "`config` must hold no Python function where none can be read. "
+                "`config` must not hold a Python function, since no function serializer is set. "
                 f"Received: function={arguments['function']!r}."
             )
         return cls(_deserialize(arguments["function"]))
 
-    def _is_data(self) -> bool:
+    def is_serializable(self) -> bool:
+        """Returns whether the function can be written to a config."""
         try:
             self._arguments(None)
         except (TypeError, ValueError):
             return False
         return True
 
-    def _text(self) -> str:
+    def describe(self) -> str:
+        """Returns the selector with the name of its function."""
         return f"where({getattr(self.function, '__name__', type(self.function).__name__)})"
 
-    def _key(self) -> tuple[Any, ...]:
-        return (self.function,)
+    def _key(self) -> Any:
+        return self.function
 
 
-def path_of(value: Any) -> str:
+def _no_catalog(selector: Selector, what: str) -> ValueError:
+    return ValueError(
+        f"`{selector.describe()}` holds {what}. A config needs their paths, which are not known "
+        "without a catalog. Pass the catalog of the model: `get_config(catalog)`."
+    )
+
+
+def _path_of(value: Any) -> str:
     return value if isinstance(value, str) else str(value.path)
 
 

@@ -1,14 +1,15 @@
 """The selectors that choose by a property of each variable.
 
-Users make them with the functions of the package; these classes hold the checked arguments.
+Users make them with the functions of the package. These classes hold the checked arguments.
 """
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
+from collections.abc import Iterable
 from typing import Any
 
-from keras_groupopt.selectors.algebra import Selector
 from keras_groupopt.selectors.leaf import Leaf, checked_names, nearest, quote, similar
 from keras_groupopt.selectors.patterns import Pattern, compile_glob, compile_regex
 from keras_groupopt.selectors.variable_info import VariableCatalog
@@ -22,18 +23,11 @@ class Everything(Leaf):
     kind = "everything"
     required = False
 
-    def _claim(self, catalog: VariableCatalog) -> frozenset[int]:
+    def _match(self, catalog: VariableCatalog) -> frozenset[int]:
         return catalog.everything
 
     def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
         return {}
-
-    @classmethod
-    def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
-        return cls()
-
-    def _key(self) -> tuple[Any, ...]:
-        return ()
 
 
 class _PatternLeaf(Leaf):
@@ -44,33 +38,27 @@ class _PatternLeaf(Leaf):
                 f"Received: pattern={pattern!r} (of type {type(pattern).__name__})."
             )
         self.pattern = self._compile(pattern)
+        self.names = (pattern,)
 
     @staticmethod
     @abstractmethod
     def _compile(text: str) -> Pattern:
         """Checks and compiles the pattern."""
 
-    def _claim(self, catalog: VariableCatalog) -> frozenset[int]:
+    def _match(self, catalog: VariableCatalog) -> frozenset[int]:
         return self.pattern.claim(catalog)
 
     def _advice(self, catalog: VariableCatalog) -> str:
         unbuilt = [name for name in catalog.unbuilt_layers if self.pattern.matches(name)]
         if unbuilt:
-            return f" Layer {unbuilt[0]!r} has no variables: build it first."
+            return f" Layer {unbuilt[0]!r} has no variables yet: build it first."
         text = self.pattern.text
         if "/" not in text and any(self.pattern.matches(name) for name in catalog.variable_names):
-            return f" Last names at any depth: `path({quote('**/' + text)})`."
+            return f" To match last names at any depth use `path({quote('**/' + text)})`."
         return nearest(text, catalog)
 
     def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
         return {"pattern": self.pattern.text}
-
-    @classmethod
-    def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
-        return cls(**arguments)
-
-    def _key(self) -> tuple[Any, ...]:
-        return (self.pattern.text,)
 
 
 class Path(_PatternLeaf):
@@ -88,22 +76,17 @@ class Regex(_PatternLeaf):
 
 
 class LayerType(Leaf):
-    """Variables of, or below, layers of certain classes."""
+    """Variables of layers of certain classes, and of the layers below them."""
 
     kind = "layer_type"
+    needs_model = True
 
-    def __init__(self, *names: Any) -> None:
-        names = tuple(name.__name__ if isinstance(name, type) else name for name in names)
-        self.names = checked_names(names, "layer_type", "class names or classes")
+    def __init__(self, names: Iterable[Any]) -> None:
+        texts = (name.__name__ if isinstance(name, type) else name for name in names)
+        self.names = checked_names(texts, "layer_type", "class names or classes")
 
-    def _claim(self, catalog: VariableCatalog) -> frozenset[int]:
-        if catalog.provisional:
-            raise ValueError(
-                f"Selector `{self.describe()}` must know the layers above each variable. "
-                "Received: variables without a model. Pass `model=`."
-            )
-        nothing: frozenset[int] = frozenset()
-        return nothing.union(*(catalog.class_names.get(name, nothing) for name in self.names))
+    def _match(self, catalog: VariableCatalog) -> frozenset[int]:
+        return frozenset().union(*(catalog.class_names.get(name, ()) for name in self.names))
 
     def _advice(self, catalog: VariableCatalog) -> str:
         return similar(self.names, catalog.class_names, "classes")
@@ -111,46 +94,31 @@ class LayerType(Leaf):
     def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
         return {"names": list(self.names)}
 
-    @classmethod
-    def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
-        return cls(*arguments["names"])
-
-    def _key(self) -> tuple[Any, ...]:
-        return self.names
-
 
 class VariableName(Leaf):
     """Variables with certain last names."""
 
     kind = "variable_name"
 
-    def __init__(self, *names: str, required: bool = True) -> None:
+    def __init__(self, names: Iterable[str], required: bool = True) -> None:
         self.names = checked_names(names, "variable_name", "last names")
         self.required = required
 
-    def _claim(self, catalog: VariableCatalog) -> frozenset[int]:
-        nothing: frozenset[int] = frozenset()
-        return nothing.union(*(catalog.variable_names.get(name, nothing) for name in self.names))
+    def _match(self, catalog: VariableCatalog) -> frozenset[int]:
+        return frozenset().union(*(catalog.variable_names.get(name, ()) for name in self.names))
 
     def _advice(self, catalog: VariableCatalog) -> str:
         whole = [name for name in self.names if "/" in name]
         if whole:
-            return f" Only last names count here: for a path use `path({quote(whole[0])})`."
+            return f" Only last names count here. For a path use `path({quote(whole[0])})`."
         return similar(self.names, catalog.variable_names, "last names")
 
     def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
         names = {"names": list(self.names)}
         return names if self.required else {**names, "required": False}
 
-    @classmethod
-    def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
-        return cls(*arguments["names"], required=arguments.get("required", True))
-
-    def _text(self) -> str:
-        return f"variable_name({', '.join(quote(name) for name in self.names)})"
-
     def _key(self) -> tuple[Any, ...]:
-        return (*self.names, self.required)
+        return (self.names, self.required)
 
 
 class Rank(Leaf):
@@ -159,48 +127,39 @@ class Rank(Leaf):
     kind = "rank"
     required = False
 
-    def __init__(self, exact: int | None, minimum: int | None, maximum: int | None) -> None:
-        bounds = {"rank": exact, "min": minimum, "max": maximum}
-        for name, value in bounds.items():
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int) or value < 0
-            ):
+    def __init__(
+        self,
+        rank: int | None = None,
+        min: int | None = None,  # noqa: A002 - as in the config
+        max: int | None = None,  # noqa: A002
+    ) -> None:
+        bounds = {"rank": rank, "min": min, "max": max}
+        self.bounds = {name: bound for name, bound in bounds.items() if bound is not None}
+        for name, bound in self.bounds.items():
+            if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
                 raise ValueError(
-                    f"`{name}` must be a whole number >= 0. Received: {name}={value!r}."
+                    f"`{name}` must be a whole number >= 0. Received: {name}={bound!r}."
                 )
-        given = {name: value for name, value in bounds.items() if value is not None}
-        received = ", ".join(f"{name}={value}" for name, value in given.items()) or "nothing"
-        if not given or (exact is not None and len(given) > 1):
+        received = ", ".join(f"{name}={bound}" for name, bound in self.bounds.items()) or "nothing"
+        if not self.bounds or (rank is not None and len(self.bounds) > 1):
             raise ValueError(
                 f"`rank` must be given one number, or `min`, `max` or both. Received: {received}."
             )
-        if minimum is not None and maximum is not None and minimum > maximum:
+        self.least, self.most = (rank, rank) if rank is not None else (min or 0, max)
+        if self.most is not None and self.least > self.most:
             raise ValueError(f"`min` must be at most `max`. Received: {received}.")
-        self.exact, self.minimum, self.maximum = exact, minimum, maximum
 
-    def _claim(self, catalog: VariableCatalog) -> frozenset[int]:
-        low = self.minimum or 0 if self.exact is None else self.exact
-        high = self.maximum if self.exact is None else self.exact
+    def _match(self, catalog: VariableCatalog) -> frozenset[int]:
+        most = math.inf if self.most is None else self.most
         return frozenset(
-            at
-            for at, info in enumerate(catalog.infos)
-            if low <= info.rank and (high is None or info.rank <= high)
+            at for at, info in enumerate(catalog.infos) if self.least <= info.rank <= most
         )
 
     def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
-        bounds = {"rank": self.exact, "min": self.minimum, "max": self.maximum}
-        return {name: value for name, value in bounds.items() if value is not None}
+        return dict(self.bounds)
 
-    @classmethod
-    def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
-        return cls(arguments.get("rank"), arguments.get("min"), arguments.get("max"))
-
-    def _text(self) -> str:
-        if self.exact is not None:
-            return f"rank({self.exact})"
-        bounds = {"min": self.minimum, "max": self.maximum}
-        given = [f"{name}={value}" for name, value in bounds.items() if value is not None]
-        return f"rank({', '.join(given)})"
-
-    def _key(self) -> tuple[Any, ...]:
-        return (self.exact, self.minimum, self.maximum)
+    def describe(self) -> str:
+        """Returns the selector as the code that makes it."""
+        if "rank" in self.bounds:
+            return f"rank({self.least})"
+        return f"rank({', '.join(f'{name}={bound}' for name, bound in self.bounds.items())})"

@@ -1,6 +1,6 @@
-"""The selector that asks the model as a document, in XPath.
+"""The selector that searches the model, as an XML document, with XPath.
 
-`elementpath` is an extra: it is imported where a query is made or resolved.
+`elementpath` is an extra. It is imported when a query is made or resolved.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ _WORD = re.compile(r"[^\W\d][\w.-]*")
 
 
 class XPath(Leaf):
-    """Variables at or below the elements that an XPath query finds."""
+    """Variables at or below the elements that an XPath query finds.
+
+    Making one does not parse the query, so a saved model loads without `elementpath`.
+    """
 
     kind = "xpath"
+    needs_model = True
 
     def __init__(self, query: str) -> None:
         if not isinstance(query, str):
@@ -31,36 +35,34 @@ class XPath(Leaf):
                 f"Received: query={query!r} (of type {type(query).__name__})."
             )
         self.query = query
+        self.names = (query,)
 
-    def check(self) -> None:
-        """Raises if the query is no XPath, or nothing could answer it."""
-        self._parse()
+    def parse(self) -> Any:
+        """Returns the parsed query.
 
-    def _parse(self) -> Any:
+        Raises:
+            ImportError: If `elementpath` is not installed.
+            ValueError: If the query is not XPath.
+        """
         try:
             import elementpath
         except ImportError as error:
             raise ImportError(
-                f"`xpath` must have `elementpath`. Received: query={self.query!r}, and no such "
-                "package. Install it with `pip install keras-groupopt[xpath]`."
+                f"`xpath` needs `elementpath`, which is not installed, for query={self.query!r}. "
+                "Install it with `pip install keras-groupopt[xpath]`."
             ) from error
         try:
-            # XPath 3 could read files and addresses; a query may come from a saved model.
+            # A query may come from a saved model, and XPath 3 can read files and web addresses.
             return elementpath.Selector(self.query, parser=elementpath.XPath2Parser)
         except elementpath.ElementPathError as error:
-            # A query of one line has its column; `token` is missing where nothing was read.
+            # `token` is missing if nothing was read.
             line, column = getattr(error.token, "position", (1, 1))
             raise ValueError(
                 f"`query` must be an XPath 2.0 query. Received: query={self.query!r}, which fails "
                 f"at line {line}, column {column}: {_reason(error)}."
             ) from error
 
-    def _claim(self, catalog: VariableCatalog) -> frozenset[int]:
-        if catalog.provisional:
-            raise ValueError(
-                f"Selector `{self.describe()}` must know the layers above each variable. "
-                "Received: variables without a model. Pass `model=`."
-            )
+    def _match(self, catalog: VariableCatalog) -> frozenset[int]:
         root, variables = to_tree(catalog)
         position_of = {id(element): position for element, position in variables}
         return frozenset(
@@ -70,7 +72,7 @@ class XPath(Leaf):
         )
 
     def _find(self, root: ElementTree.Element) -> list[ElementTree.Element]:
-        query = self._parse()
+        query = self.parse()
         import elementpath
 
         try:
@@ -86,34 +88,23 @@ class XPath(Leaf):
                 raise ValueError(
                     "`query` must find layers or variables, which are elements. Received: "
                     f"query={self.query!r}, which finds {item!r} (of type {type(item).__name__}). "
-                    "A condition goes into brackets: `//variable[@rank > 1]`."
+                    "Write a condition in brackets: `//variable[@rank > 1]`."
                 )
         return found
 
     def _advice(self, catalog: VariableCatalog) -> str:
         quoted = [first or second for first, second in _QUOTED.findall(self.query)]
-        classes = {element_name(layer.class_names[0]): None for layer in _layers(catalog)}
-        unknown = [word for word in _WORD.findall(_QUOTED.sub("", self.query)) if word[0].isupper()]
-        wrong = [word for word in unknown if word not in classes]
-        if wrong:
-            return similar(wrong, classes, "classes")
+        layers = catalog.layers_by_path.values()
+        classes = dict.fromkeys(element_name(x.class_names[0]) for x in layers if x.class_names)
+        words = _WORD.findall(_QUOTED.sub("", self.query))
+        unknown = [word for word in words if word[0].isupper() and word not in classes]
+        if unknown:
+            return similar(unknown, classes, "classes")
         advice = [nearest(text, catalog) for text in quoted if text not in catalog.by_place]
         return advice[0] if advice else " `print(kgo.to_xml(model))` shows the document."
 
     def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
         return {"query": self.query}
-
-    @classmethod
-    def _from_arguments(cls, arguments: dict[str, Any]) -> XPath:
-        # A saved model loads without `elementpath` too.
-        return cls(**arguments)
-
-    def _key(self) -> tuple[Any, ...]:
-        return (self.query,)
-
-
-def _layers(catalog: VariableCatalog) -> list[Any]:
-    return [layer for layer in catalog.layers_by_path.values() if layer.class_names]
 
 
 def _reason(error: Any) -> str:

@@ -1,7 +1,7 @@
-"""The variables of a catalog as an XML document: what `to_xml` prints and `xpath` searches.
+"""The variables of a catalog as an XML document, which `to_xml` prints and `xpath` searches.
 
-One element per layer, called as its class, one `variable` per variable, and `model` around all. A
-shared layer or variable stands at each of its places.
+The root element `model` has one element per layer, named after its class, and one element
+`variable` per variable. A shared layer or variable appears in each of its places.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ MODEL = "model"
 VARIABLE = "variable"
 
 _NO_NAME = re.compile(r"[^\w.-]")
-# XML 1.0 has no way to write these, escaped or not.
+# XML 1.0 cannot write other characters, not even escaped.
 _NO_TEXT = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def to_tree(
     catalog: VariableCatalog,
 ) -> tuple[ElementTree.Element, list[tuple[ElementTree.Element, int]]]:
-    """Returns the document, and every element of a variable with the variable's position.
+    """Returns the document, and the elements of variables with the positions of the variables.
 
-    Siblings stand in the order of the catalog.
+    Siblings are in the order of the catalog.
 
     Args:
-        catalog: The variables, of a model.
+        catalog: The variables of a model.
     """
     root = ElementTree.Element(MODEL)
     layers = {"": root}
@@ -52,7 +52,7 @@ def to_tree(
 
 
 def element_name(class_name: str) -> str:
-    """Returns the name of the elements of a class: its own, as far as XML allows.
+    """Returns the element name of a class: its own name, without characters that XML forbids.
 
     Example:
     >>> element_name("Conv2D"), element_name("my layer")

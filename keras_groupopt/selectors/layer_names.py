@@ -1,8 +1,8 @@
-"""Names that stay the same: which are automatic, and how siblings are told apart.
+"""Names that are the same in every process: automatic names, and how siblings are distinguished.
 
-Keras numbers automatic names by a counter of the process, so `dense_7` in one run is `dense_3` in
-the next. Everything here works on plain strings: an automatic name is cut back to its class, then
-counted again among the children of one parent.
+Keras numbers automatic names with a counter of the process, so `dense_7` in one run is `dense_3` in
+the next. These functions work on plain strings: they cut an automatic name back to its class name
+and number it again among the children of one parent.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ __all__ = ["automatic_bases", "number_siblings", "plain_names", "snake_case"]
 
 _WORD_START = re.compile(r"(?<=.)(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])")
 _NUMBERED = re.compile(r"(?P<base>.+?)(?:_\d+)?", re.DOTALL)
-# keras.layers.Bidirectional names its two halves after the layer it was given, number and all.
+# keras.layers.Bidirectional names its two halves after the wrapped layer, including the number.
 _DERIVED_PREFIXES = ("forward_", "backward_")
 
 
 def automatic_bases(names: Sequence[str], bases: Iterable[Iterable[str]]) -> list[str | None]:
-    """Returns for each child of a parent its name without number if automatic, else `None`.
+    """Returns for each child of a parent its name without the number if automatic, else `None`.
 
-    A name is automatic if it is the class name in snake case, with or without `_n`; who wrote it
-    makes no difference, since a loaded model no longer knows. The halves of a `Bidirectional` count
-    too. Keras never numbers from 0: children called `block_0`, `block_1` were named by hand, all of
-    that class.
+    A name is automatic if it is the class name in snake case, with or without `_n`. It does not
+    matter who wrote the name, since a loaded model does not know. The halves of a `Bidirectional`
+    count too. Keras never numbers from 0, so if children are called `block_0` and `block_1`, a user
+    named all children of that class.
 
     Args:
-        names: Names of the children of one parent, as Keras gives them.
-        bases: For each child the automatic names, without number, that are possible.
+        names: Keras' names of the children of one parent.
+        bases: For each child the possible automatic names, without number.
 
     Returns:
         For each child its base, such as `"dense"` for `"dense_7"`, or `None`.
@@ -52,17 +52,17 @@ def automatic_bases(names: Sequence[str], bases: Iterable[Iterable[str]]) -> lis
 
 
 def number_siblings(names: Sequence[str], bases: Sequence[str | None]) -> list[str]:
-    """Returns one distinct name for each child of a parent, in the order given.
+    """Returns one distinct name for each child of a parent, in the given order.
 
-    Automatic names are counted from the start (`dense`, `dense_1`); names that are equal after
-    that get `@1`, `@2` in order of appearance.
+    Automatic names are numbered from the start (`dense`, `dense_1`). Names that are then equal get
+    `@1`, `@2` in order of appearance.
 
     Args:
-        names: Names of the children, as Keras gives them.
-        bases: For each child its name without number if automatic, else `None`.
+        names: Keras' names of the children.
+        bases: For each child its name without the number if automatic, else `None`.
 
     Returns:
-        For each child a name that no other has.
+        For each child a name that no other child has.
 
     Example:
     >>> number_siblings(["dense_4", "head", "dense_9"], ["dense", None, "dense"])
@@ -95,7 +95,7 @@ def plain_names(names: Iterable[str]) -> list[str]:
     """Returns a name of ASCII letters, digits, `_`, `-` and `.` for each name, no two alike.
 
     Args:
-        names: Names of groups, each of which occurs once.
+        names: Names of groups, all different.
 
     Example:
     >>> plain_names(["block 1", "block_1", "head"])
@@ -130,7 +130,7 @@ def snake_case(class_name: str) -> str:
 
 
 def _split(name: str, bases: Iterable[str]) -> str | None:
-    """Returns `name` without its number if what is left is one of `bases`, else `None`."""
+    """Returns `name` without its number if the rest is one of `bases`, else `None`."""
     match = _NUMBERED.fullmatch(name)
     if match is None:
         return None
@@ -138,5 +138,5 @@ def _split(name: str, bases: Iterable[str]) -> str | None:
     for candidate in (base, *(base.removeprefix(prefix) for prefix in _DERIVED_PREFIXES)):
         if candidate in bases:
             return base
-    # A class whose own name ends in a number: `Block_2` is named `block_2`, then `block_2_1`.
+    # The class name may end in a number: layers of `Block_2` are `block_2`, then `block_2_1`.
     return name if name in bases else None

@@ -1,14 +1,15 @@
-"""A model's layers turned into paths: the only reader of Keras' layer tree.
+"""Layer paths of a model's variables. No other module reads Keras' layer tree.
 
-`variable.path` says where a variable was made, not where it sits: a backbone nested in a model
-keeps `Conv1/kernel`. Here the path is found by walking down from the model, and automatic names are
-counted per parent, so the same code gives the same paths in every process. Walking reads and never
-writes.
+`variable.path` tells where a variable was made, not where it is: in a model with a nested backbone
+it is still `Conv1/kernel`. This module finds the path by walking down from the model and numbers
+automatic names per parent, so the same code gives the same paths in every process. It only reads
+the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -21,8 +22,8 @@ from keras_groupopt.selectors.variable_info import LayerInfo, VariableCatalog, V
 
 __all__ = ["describe_model", "describe_variables", "layers"]
 
-# A layer may sit in many places, and a chain of layers that each hold the next one twice would have
-# exponentially many paths; beyond this many places of one layer no more aliases are collected.
+# A layer may be in many places. A chain of layers that each hold the next one twice would have
+# exponentially many paths, so no more than this many places of one layer are collected.
 _MOST_PLACES = 256
 
 _Names = tuple[str, ...]
@@ -43,20 +44,20 @@ def layers(model: keras.Layer) -> Iterator[keras.Layer]:
 def describe_model(model: keras.Layer) -> VariableCatalog:
     """Describes every weight of a model, trainable or not, by its layer path.
 
-    The order is that of `model.weights`, so trainable ones stand as in `model.trainable_variables`.
-    States of random generators are left out. A shared variable has one canonical path, the first on
-    the way down; its other places are aliases, as is `variable.path`.
+    The order is that of `model.weights`, so the trainable weights are in the order of
+    `model.trainable_variables`. States of random generators are left out. A shared variable has one
+    canonical path, the first on the way down. Its other places are aliases, as is `variable.path`.
 
     Args:
         model: A Keras model (or layer) that is built. Layers in it that were never built have no
-            variables; their paths are kept in `unbuilt_layers`.
+            variables; their paths are in `unbuilt_layers`.
 
     Returns:
         The catalog of its variables.
 
     Raises:
         TypeError: If `model` is not a Keras model or layer.
-        ValueError: If `model` is not built and layers in it are not either.
+        ValueError: If neither `model` nor its layers are built.
 
     Example:
     >>> import keras
@@ -72,7 +73,7 @@ def describe_model(model: keras.Layer) -> VariableCatalog:
         )
     walk = _Walk()
     walk.enter(model, "", ())
-    # A model may be used by its parts alone and never say that it is built.
+    # A model whose layers are called one by one may not be marked as built.
     if not model.built and (walk.unbuilt or not walk.places):
         missing = ", ".join(map(repr, walk.unbuilt[:5])) or "any layer"
         raise ValueError(
@@ -85,7 +86,7 @@ def describe_model(model: keras.Layer) -> VariableCatalog:
     trainable = {id(variable): variable for variable in model.trainable_variables}
     variables = {**weights, **trainable}
     strays = [variable for key, variable in variables.items() if key not in walk.places]
-    # A class may list weights it does not hold; they are named by Keras' path alone.
+    # A class may list weights that no layer in it holds. They get Keras' own path.
     taken = {place.path for places in walk.places.values() for place in places}
     for variable, info in zip(strays, describe_variables(strays), strict=True):
         path = _untaken(info.path, taken)
@@ -100,17 +101,18 @@ def describe_model(model: keras.Layer) -> VariableCatalog:
 def describe_variables(variables: Iterable[keras.Variable]) -> VariableCatalog:
     """Describes variables without a model, by `variable.path` with automatic names renumbered.
 
-    Such paths lack the parents of nested models and change when a Sequential model is loaded, hence
-    `provisional`. Where Keras gives several variables one path, the owner's name gets `@1`, `@2`.
+    The catalog is provisional: such paths lack the parents of nested models and change when a
+    Sequential model is loaded. If several variables have the same Keras path, the owner's name gets
+    `@1`, `@2`.
 
     Args:
-        variables: Keras variables, in the order the optimizer is given them.
+        variables: Keras variables, in the order of the optimizer.
 
     Returns:
         A provisional catalog, in the same order.
 
     Raises:
-        TypeError: If one is no variable.
+        TypeError: If one is not a variable.
 
     Example:
     >>> import keras
@@ -124,9 +126,7 @@ def describe_variables(variables: Iterable[keras.Variable]) -> VariableCatalog:
     levels = _levels_below(raw_paths)
     infos = []
     taken: set[str] = set()
-    for variable, raw, path in zip(
-        variables, raw_paths, _tell_apart(_renamed(raw_paths, levels)), strict=True
-    ):
+    for variable, raw, path in zip(variables, raw_paths, _distinct(raw_paths, levels), strict=True):
         layers = tuple(
             LayerInfo(
                 name,
@@ -151,7 +151,7 @@ class _Place:
 
 @dataclass
 class _Walk:
-    """Collects the places of every variable, in the order of the way down."""
+    """Collects the places of every variable, from the top down."""
 
     places: dict[int, list[_Place]] = field(default_factory=dict)
     unbuilt: list[str] = field(default_factory=list)
@@ -163,7 +163,7 @@ class _Walk:
     def enter(self, layer: keras.Layer, prefix: str, layers: tuple[LayerInfo, ...]) -> None:
         key = id(layer)
         entered = self._entered.get(key, 0)
-        # A layer that holds one above it would lead round for ever.
+        # A layer may hold a layer above it. Entering that again would never end.
         if key in self._open or entered >= _MOST_PLACES:
             return
         self._entered[key] = entered + 1
@@ -182,14 +182,16 @@ class _Walk:
         self._open.discard(key)
 
     def _named_children(self, layer: keras.Layer) -> list[tuple[keras.Layer, str, bool]]:
-        """The children of a layer, their names in the path, and whether Keras chose them."""
+        """The children of a layer, their names in the path, and whether these are automatic."""
         if id(layer) not in self._children:
             children = compat.child_layers(layer)
-            names = [child.name for child in children]
-            bases = automatic_bases(names, [{snake_case(type(c).__name__)} for c in children])
-            automatic = [base is not None for base in bases]
-            numbered = number_siblings(names, bases)
-            self._children[id(layer)] = list(zip(children, numbered, automatic, strict=True))
+            named = _numbered(
+                [child.name for child in children],
+                [{snake_case(type(child).__name__)} for child in children],
+            )
+            self._children[id(layer)] = [
+                (child, *name) for child, name in zip(children, named, strict=True)
+            ]
         return self._children[id(layer)]
 
     def _classes(self, cls: type) -> tuple[str, ...]:
@@ -203,7 +205,6 @@ def _variable_info(variable: Any, places: list[_Place], trainable: bool) -> Vari
     paths = [place.path for place in places]
     keras_path = _keras_path(variable)
     keras_path = "" if keras_path in paths else keras_path
-    aliases = [*paths[1:], keras_path] if keras_path else paths[1:]
     above = {layer.path: layer for place in others for layer in place.layers}
     for layer in first.layers:
         above.pop(layer.path, None)
@@ -213,7 +214,7 @@ def _variable_info(variable: Any, places: list[_Place], trainable: bool) -> Vari
         shape=tuple(variable.shape),
         dtype=keras.backend.standardize_dtype(variable.dtype),
         trainable=trainable,
-        aliases=tuple(aliases),
+        aliases=(*paths[1:], keras_path) if keras_path else tuple(paths[1:]),
         layers=first.layers,
         identity=id(variable),
         keras_path=keras_path,
@@ -230,15 +231,22 @@ def _keras_path(variable: Any) -> str:
         raise TypeError(
             "Variables must be Keras variables. Received: an object of type "
             f"{type(variable).__module__}.{type(variable).__name__}. Use "
-            "`model.trainable_variables`, or make variables by `keras.Variable`."
+            "`model.trainable_variables`, or make variables with `keras.Variable`."
         )
     return path
 
 
+def _numbered(names: Sequence[str], bases: Iterable[Iterable[str]]) -> list[tuple[str, bool]]:
+    """The names of siblings in the path, and whether they are automatic."""
+    found = automatic_bases(names, bases)
+    automatic = (base is not None for base in found)
+    return list(zip(number_siblings(names, found), automatic, strict=True))
+
+
 @lru_cache(maxsize=1024)
 def _variable_names(names: _Names) -> _Names:
-    """Names of the variables of one owner; Keras calls those without a name `variable`, `_n`."""
-    return tuple(number_siblings(names, automatic_bases(names, [{"variable"}] * len(names))))
+    """Names of the variables of one owner. Keras calls variables without a name `variable_n`."""
+    return tuple(name for name, _ in _numbered(names, [{"variable"}] * len(names)))
 
 
 def _untaken(path: str, taken: set[str]) -> str:
@@ -252,44 +260,36 @@ def _untaken(path: str, taken: set[str]) -> str:
 
 
 def _levels_below(paths: list[_Names]) -> dict[_Names, dict[str, tuple[str, bool]]]:
-    """For each parent its children: their numbered names, and whether they were automatic."""
-    # Which class a name is of can't be seen in a path; any layer of this process may have made it.
+    """For each parent its children: their numbered names, and whether these are automatic."""
+    # A path does not show the class of a layer, so the names of all layer classes are possible.
     known = {snake_case(cls.__name__) for cls in compat.layer_classes()} | {"variable"}
     children: dict[_Names, dict[str, None]] = {}
     for path in paths:
         for level, name in enumerate(path):
             children.setdefault(path[:level], {})[name] = None
-    result = {}
-    for parent, below in children.items():
-        names = list(below)
-        bases = automatic_bases(names, [known] * len(names))
-        automatic = [base is not None for base in bases]
-        numbered = zip(number_siblings(names, bases), automatic, strict=True)
-        result[parent] = dict(zip(names, numbered, strict=True))
-    return result
+    return {
+        parent: dict(zip(below, _numbered(list(below), [known] * len(below)), strict=True))
+        for parent, below in children.items()
+    }
 
 
-def _renamed(
-    paths: list[_Names], levels: dict[_Names, dict[str, tuple[str, bool]]]
+def _distinct(
+    raw_paths: list[_Names], levels: dict[_Names, dict[str, tuple[str, bool]]]
 ) -> list[_Names]:
-    return [
-        tuple(levels[path[:level]][name][0] for level, name in enumerate(path)) for path in paths
+    """Renumbers automatic names, and adds `@n` to the owners of paths that are then equal.
+
+    A path without an owner gets `@n` itself.
+    """
+    paths = [
+        tuple(levels[raw[:level]][name][0] for level, name in enumerate(raw)) for raw in raw_paths
     ]
-
-
-def _tell_apart(paths: list[_Names]) -> list[_Names]:
-    """Numbers the owners (or the variables, if they have none) of paths that are equal."""
-    occurrences: dict[_Names, int] = {}
-    order = []
-    for path in paths:
-        occurrences[path] = occurrences.get(path, 0) + 1
-        order.append(occurrences[path])
-    repeated = {path[:-1] or path for path, count in occurrences.items() if count > 1}
+    repeated = {path[:-1] or path for path, count in Counter(paths).items() if count > 1}
+    seen: Counter[_Names] = Counter()
     result = []
-    for path, occurrence in zip(paths, order, strict=True):
-        if path[:-1] in repeated:
-            path = (*path[:-2], f"{path[-2]}@{occurrence}", path[-1])
-        elif path in repeated:
-            path = (*path[:-1], f"{path[-1]}@{occurrence}")
+    for path in paths:
+        seen[path] += 1
+        owner = path[:-1] if path[:-1] in repeated else path
+        if owner in repeated:
+            path = (*owner[:-1], f"{owner[-1]}@{seen[path]}", *path[len(owner) :])
         result.append(path)
     return result

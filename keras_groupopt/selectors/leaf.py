@@ -1,4 +1,4 @@
-"""What the selectors without parts have in common: they name something, and miss it with advice."""
+"""The base class of selectors without parts, and the advice they give if nothing matches."""
 
 from __future__ import annotations
 
@@ -17,13 +17,28 @@ class Leaf(Selector):
     """A selector without parts.
 
     Args:
-        required: Whether matching no variable at all is an error.
+        names: The texts that it is written with.
+        required: Whether matching no variable is an error.
+        needs_model: Whether it reads the layers above a variable.
     """
 
+    names: tuple[str, ...] = ()
     required = True
+    needs_model = False
 
-    def _resolve(self, catalog: VariableCatalog) -> frozenset[int]:
-        found = self._claim(catalog)
+    def resolve(self, catalog: VariableCatalog) -> frozenset[int]:
+        """Returns the positions of the variables that match.
+
+        Raises:
+            ValueError: If none matches and one is required, or the catalog is not of a model and
+                the selector needs one.
+        """
+        if self.needs_model and catalog.provisional:
+            raise ValueError(
+                f"Selector `{self.describe()}` reads the layers above each variable, which are not "
+                "known without a model. Pass `model=`."
+            )
+        found = self._match(catalog)
         if not found and self.required:
             raise ValueError(
                 f"Selector `{self.describe()}` must match at least one variable of the model. "
@@ -33,24 +48,30 @@ class Leaf(Selector):
         return found
 
     @abstractmethod
-    def _claim(self, catalog: VariableCatalog) -> frozenset[int]:
+    def _match(self, catalog: VariableCatalog) -> frozenset[int]:
         """Returns the positions of the variables that match, possibly none."""
 
     def _advice(self, catalog: VariableCatalog) -> str:
         return ""
 
-    def _text(self) -> str:
-        names = ", ".join(quote(name) for name in self._key())
-        return f"{self.kind}({names})"
+    def describe(self) -> str:
+        """Returns the selector as the code that makes it."""
+        return f"{self.kind}({', '.join(map(quote, self.names))})"
 
 
 def quote(text: str) -> str:
-    """Returns `text` in double quotes, as it stands in Python code."""
+    """Returns `text` in double quotes, as Python code."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def checked_names(names: tuple[Any, ...], argument: str, rule: str) -> tuple[str, ...]:
-    """Returns `names` if there are any and all are text, else raises with `rule`."""
+def checked_names(names: Iterable[Any], argument: str, rule: str) -> tuple[str, ...]:
+    """Returns `names` as a tuple of texts.
+
+    Raises:
+        ValueError: If it is empty.
+        TypeError: If one is not a text, or an empty one.
+    """
+    names = tuple(names)
     if not names:
         raise ValueError(f"`{argument}` must be given at least one name. Received: nothing.")
     for name in names:

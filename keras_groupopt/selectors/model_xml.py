@@ -1,4 +1,4 @@
-"""A model as an XML document, for reading and for trying out `xpath` queries."""
+"""A model as an XML document, to read and to try `xpath` queries on."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ __all__ = ["to_xml"]
 def to_xml(model: keras.Model) -> str:
     """Returns a model's layers and variables as the XML document that `kgo.xpath` searches.
 
-    A layer is an element called as its class, with `name` and `path`; it holds the layers in it. A
-    variable is an element `variable` with `name`, `path`, `rank`, `shape` (`"(3, 4)"`), `dtype` and
-    `trainable` (`"true"` or `"false"`). A shared layer stands at each of its places; there its
-    variables have `same_as`, their canonical path. Names are those of layer paths, so automatic
-    ones are the same in every process. Layers without variables are left out.
+    A layer is an element named after its class, with the attributes `name` and `path`, and contains
+    the layers in it. A variable is an element `variable` with `name`, `path`, `rank`, `shape`
+    (`"(3, 4)"`), `dtype` and `trainable` (`"true"` or `"false"`). A shared layer appears in each of
+    its places; in the further places its variables have `same_as`, their canonical path. The names
+    are those of layer paths, so automatic names are the same in every process. Layers without
+    variables are left out.
 
     Args:
         model: A Keras model (or layer) that is built.

@@ -1,8 +1,8 @@
-"""Patterns for layer paths, and what they claim in a catalog.
+"""Patterns for layer paths.
 
 A pattern claims a variable if it matches the variable's path or the path of any layer above it.
-Places in the model come first: the canonical path and, for shared variables, the further ones. Only
-a pattern that matches no place is tried on Keras' own `variable.path`.
+Places in the model come first: the canonical path and the further paths of shared variables. Only a
+pattern that does not match any place is tried on Keras' own `variable.path`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from keras_groupopt.selectors.variable_info import VariableCatalog
 __all__ = ["Pattern", "compile_glob", "compile_regex"]
 
 _WILDCARDS = "*?["
+# A wildcard, or one character. A `]` that comes first in brackets is one of the characters.
+_TOKEN = re.compile(r"\[(?:!(?P<others>.[^\]]*)|(?P<these>[^!][^\]]*))\]|.", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +28,10 @@ class Pattern:
     """A compiled pattern.
 
     Args:
-        text: As written.
-        regex: What a whole path must match.
-        start: Literal text that every matching path begins with.
-        literal: Whether the pattern matches `start` and nothing else.
+        text: The pattern as written.
+        regex: The expression that a whole path must match.
+        start: Literal text at the start of every matching path. Default: "".
+        literal: Whether the pattern matches only `start`. Default: False.
     """
 
     text: str
@@ -45,7 +47,7 @@ class Pattern:
         """Returns the positions of the variables that the pattern claims, possibly none.
 
         Raises:
-            ValueError: If it reaches variables only through a `variable.path` they share.
+            ValueError: If it matches variables only through a `variable.path` that they share.
         """
         by_place = catalog.by_place
         if self.literal:
@@ -76,16 +78,15 @@ class Pattern:
         if shared:
             names = ", ".join(repr(catalog[at].path) for at in sorted(shared)[:6])
             raise ValueError(
-                f"Pattern {self.text!r} must name one place in the model. Received: a pattern that "
-                "matches only Keras' own `variable.path`, which several variables share. "
-                f"Their layer paths are {names}."
+                f"Pattern {self.text!r} matches no place in the model, only a Keras "
+                f"`variable.path` that several variables share. Use their layer paths: {names}."
             )
         unstable = [at for at in sorted(found) if not catalog[at].keras_path_is_stable]
         if unstable:
             at = unstable[0]
             warnings.warn(
                 f"Pattern {self.text!r} matches only Keras' own path {catalog[at].keras_path!r}, "
-                "whose automatic name depends on what else the process has made. "
+                "whose automatic name depends on the other layers that the process has made. "
                 f"Use the layer path {catalog[at].path!r}.",
                 stacklevel=2,
             )
@@ -95,9 +96,9 @@ class Pattern:
 def compile_glob(text: str) -> Pattern:
     """Compiles a glob over layer paths.
 
-    `*` stands for any characters within one level, `?` for one of them, `[abc]` and `[a-c]` for one
-    of these, `[!abc]` for one of the others, and `**` as a level of its own for any number of
-    levels, none included. To match a wildcard itself, put it in brackets: `[*]`.
+    `*` stands for any characters within one level, `?` for one character, `[abc]` and `[a-c]` for
+    one of these, `[!abc]` for one of the others, and `**` as a whole level for any number of
+    levels, including none. To match a wildcard character, put it in brackets: `[*]`.
 
     Raises:
         ValueError: If the pattern is empty, has an empty level, `**` inside a level, or brackets
@@ -110,23 +111,23 @@ def compile_glob(text: str) -> Pattern:
     False
     """
     if not text:
-        raise _bad(text, "not be empty", 'For all variables use `everything()` or "**".')
+        raise _bad(text, "not be empty", 'To choose all variables use `everything()` or "**".')
     levels = text.split("/")
     if "" in levels:
         fix = "/".join(level for level in levels if level)
         raise _bad(text, "have a name between slashes", f"Use {fix!r}." if fix else "")
     parts: list[str] = []
-    # `**/**` says no more than `**`.
+    # `**/**` means the same as `**`.
     levels = [name for at, name in enumerate(levels) if levels[at - 1 : at + 1] != ["**", "**"]]
     for number, level in enumerate(levels):
         last = number == len(levels) - 1
         if level == "**":
-            # Both take the slash with them, so that no level at all matches too.
+            # The slash belongs to the group, since `**` also matches no level.
             parts.append("(?:.+)" if levels == ["**"] else "(?:/.+)?" if last else "(?:[^/]+/)*")
         elif "**" in level:
             raise _bad(text, "have `**` only as a level of its own", "Use `*` within a level.")
         else:
-            # `**` at the end brings its own slash.
+            # A `**` at the end has its own slash.
             slash = "" if last or levels[number + 1 :] == ["**"] else "/"
             parts.append(_compile_level(text, level) + slash)
     literal = not any(character in text for character in _WILDCARDS)
@@ -134,7 +135,7 @@ def compile_glob(text: str) -> Pattern:
     if not literal and text.startswith("**", len(start)):
         start = start.removesuffix("/")
     try:
-        # `[z-a]` is refused here.
+        # `[z-a]` raises an error here.
         regex = re.compile("".join(parts), re.DOTALL)
     except re.error as error:
         raise _bad(text, "be a valid glob", f"It fails with: {error}.") from error
@@ -148,7 +149,7 @@ def compile_regex(text: str) -> Pattern:
         ValueError: If it is empty or not a regular expression.
     """
     if not text:
-        raise _bad(text, "not be empty", "For all variables use `everything()`.")
+        raise _bad(text, "not be empty", "To choose all variables use `everything()`.")
     try:
         return Pattern(text, re.compile(text))
     except re.error as error:
@@ -157,27 +158,15 @@ def compile_regex(text: str) -> Pattern:
 
 def _compile_level(text: str, level: str) -> str:
     parts = []
-    at = 0
-    while at < len(level):
-        character = level[at]
-        at += 1
-        if character == "*":
-            parts.append("[^/]*")
-        elif character == "?":
-            parts.append("[^/]")
-        elif character == "[":
-            # A bracket that comes first is one of the characters.
-            start = at + (level[at : at + 1] == "!")
-            end = level.find("]", start + 1)
-            if end < 0:
-                raise _bad(
-                    text, "close every `[` with a `]`", "For the character itself use `[[]`."
-                )
-            inside = re.sub(r"([^\w-])", r"\\\1", level[start:end])
-            parts.append(f"(?!/)[{'^' if start > at else ''}{inside}]")
-            at = end + 1
+    for token in _TOKEN.finditer(level):
+        characters = token["these"] or token["others"]
+        if characters:
+            inside = re.sub(r"([^\w-])", r"\\\1", characters)
+            parts.append(f"(?!/)[{'^' if token['others'] else ''}{inside}]")
+        elif token[0] == "[":
+            raise _bad(text, "close every `[` with a `]`", "To match the character use `[[]`.")
         else:
-            parts.append(re.escape(character))
+            parts.append({"*": "[^/]*", "?": "[^/]"}.get(token[0]) or re.escape(token[0]))
     return "".join(parts)
 
 

@@ -1,6 +1,6 @@
-"""What is known of each variable of a model, as plain values.
+"""Descriptions of a model's variables, as plain values.
 
-`walk.py` fills these in from a Keras model; selectors, groups and the plan read nothing else, so
+`layer_paths` makes them from a Keras model. Selectors, groups and the plan read nothing else, so
 they need neither Keras nor a backend and can be tested with strings.
 """
 
@@ -9,13 +9,13 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
 __all__ = ["LayerInfo", "VariableCatalog", "VariableInfo"]
 
-# What Keras calls variables that are given no name.
+# Keras' names for variables without a given name.
 _AUTOMATIC_VARIABLE = re.compile(r"variable(_\d+)?")
 
 
@@ -24,12 +24,14 @@ class LayerInfo:
     """One layer above a variable.
 
     Args:
-        name: Name as it stands in the path: automatic names renumbered, `@n` added.
-        path: Layer path, the names from the root's child down to this layer joined by `/`.
-        class_names: Name of its class, then of the bases, up to but without `keras.Layer`.
-        identity: `id()` of the Keras layer, 0 when unknown. Not compared.
-        raw_name: `layer.name`, as Keras gives it. Not compared: automatic names differ per process.
-        automatic: Whether `raw_name` is an automatic name.
+        name: The name in the path: automatic names are renumbered, `@n` is added.
+        path: The layer path: the names from the root's child down to this layer, joined by `/`.
+        class_names: The names of its class and of the base classes below `keras.Layer`. Default:
+            none.
+        identity: `id()` of the Keras layer, 0 if unknown. It is not compared. Default: 0.
+        raw_name: `layer.name` in Keras. It is not compared, since automatic names differ between
+            processes. Default: "".
+        automatic: Whether `raw_name` is an automatic name. Default: False.
     """
 
     name: str
@@ -45,18 +47,19 @@ class VariableInfo:
     """One variable of a model.
 
     Args:
-        path: Canonical layer path, such as `"mobilenetv2/Conv1/kernel"`.
-        name: Last name, such as `"kernel"`.
-        shape: Shape.
-        dtype: Data type, such as `"float32"`.
-        trainable: Whether Keras trains it as the model stands.
-        aliases: The other paths it is known by: further places in the model when it is shared, and
-            Keras' own `variable.path` where that differs. Not compared: it differs per process.
-        layers: The layers above it, the root's child first, the owner last.
-        identity: `id()` of the Keras variable, 0 when unknown. Not compared.
-        keras_path: Keras' own `variable.path` where it is no place in the model, else empty. Not
-            compared.
-        alias_layers: The layers above it at its further places. Not compared.
+        path: The canonical layer path, such as `"mobilenetv2/Conv1/kernel"`.
+        name: The last name, such as `"kernel"`.
+        shape: The shape.
+        dtype: The data type. Default: `"float32"`.
+        trainable: Whether Keras trains it at present. Default: True.
+        aliases: Its other paths: further places in the model if it is shared, and Keras' own
+            `variable.path` if that differs. They are not compared, since they differ between
+            processes. Default: none.
+        layers: The layers above it, from the root's child to the owner. Default: none.
+        identity: `id()` of the Keras variable, 0 if unknown. It is not compared. Default: 0.
+        keras_path: Keras' own `variable.path` if it is not a place in the model, else empty. It is
+            not compared. Default: "".
+        alias_layers: The layers above its further places. They are not compared. Default: none.
 
     Example:
     >>> info = VariableInfo("head/kernel", "kernel", (8, 2), "float32", True)
@@ -86,13 +89,18 @@ class VariableInfo:
         return math.prod(self.shape)
 
     @property
+    def every_layer(self) -> tuple[LayerInfo, ...]:
+        """The layers above it, in all places."""
+        return (*self.layers, *self.alias_layers)
+
+    @property
     def places(self) -> tuple[str, ...]:
-        """Every path of it in the model, the canonical one first; Keras' own path is not one."""
+        """Its paths in the model, the canonical one first, without Keras' own path."""
         return (self.path, *(alias for alias in self.aliases if alias != self.keras_path))
 
     @property
     def keras_path_is_stable(self) -> bool:
-        """Whether no name in `keras_path` is an automatic one, numbered per process."""
+        """Whether `keras_path` has no automatic names, which differ between processes."""
         automatic = {layer.raw_name for layer in self.layers if layer.automatic}
         *above, name = self.keras_path.split("/")
         return automatic.isdisjoint(above) and not _AUTOMATIC_VARIABLE.fullmatch(name)
@@ -102,12 +110,13 @@ class VariableInfo:
 class VariableCatalog:
     """All variables of a model, in order, with the indices that selectors use.
 
-    Immutable; each index is computed when first read and kept.
+    It is immutable. Each index is computed when it is first read, and then kept.
 
     Args:
         infos: The variables. Their paths must differ.
-        provisional: Whether the paths come from `variable.path` alone, without a model.
-        unbuilt_layers: Layer paths of layers that have no variables yet, for messages.
+        provisional: Whether the paths come from `variable.path` alone, without a model. Default:
+            False.
+        unbuilt_layers: Layer paths of layers without variables, for messages. Default: none.
 
     Raises:
         ValueError: If two variables have the same path.
@@ -157,7 +166,7 @@ class VariableCatalog:
 
     @cached_property
     def by_identity(self) -> dict[int, int]:
-        """Position of each variable by `id()`; variables of unknown identity are left out."""
+        """Position of each variable by `id()`, without variables of unknown identity."""
         return {info.identity: at for at, info in enumerate(self.infos) if info.identity}
 
     @cached_property
@@ -165,13 +174,12 @@ class VariableCatalog:
         """Every layer above some variable by its path, once per place, in order of appearance."""
         found: dict[str, LayerInfo] = {}
         for info in self.infos:
-            for layer in (*info.layers, *info.alias_layers):
+            for layer in info.every_layer:
                 found.setdefault(layer.path, layer)
-            # Infos made by hand may give paths alone.
-            for place in info.places:
-                for path in _layers_above(place):
-                    if path not in found:
-                        found[path] = LayerInfo(path.rpartition("/")[2], path)
+            # Infos that are made by hand may have paths without layers.
+            for path in (path for place in info.places for path in _layers_above(place)):
+                if path not in found:
+                    found[path] = LayerInfo(path.rpartition("/")[2], path)
         return found
 
     @property
@@ -181,9 +189,9 @@ class VariableCatalog:
 
     @cached_property
     def layers_by_name(self) -> dict[str, tuple[str, ...]]:
-        """Paths of the layers with each name, as in the path or explicitly given to Keras.
+        """Paths of the layers with each name, in the path or explicitly given to Keras.
 
-        A layer at several places stands once, with its first.
+        A layer in several places is listed once, with its first path.
         """
         found: dict[str, dict[object, str]] = {}
         for path, layer in self.layers_by_path.items():
@@ -194,50 +202,51 @@ class VariableCatalog:
 
     @cached_property
     def by_layer_identity(self) -> dict[int, str]:
-        """Layer path of each layer by `id()`, its first place if it has several."""
+        """First layer path of each layer by `id()`."""
         found: dict[int, str] = {}
-        for info in self.infos:
-            for layer in (*info.layers, *info.alias_layers):
-                found.setdefault(layer.identity, layer.path)
+        for layer in (layer for info in self.infos for layer in info.every_layer):
+            found.setdefault(layer.identity, layer.path)
         found.pop(0, None)
         return found
 
     @cached_property
     def by_place(self) -> dict[str, tuple[int, ...]]:
         """Positions claimed by each path in the model, of a variable or of a layer above it."""
-        return _claims((at, place) for at, info in enumerate(self.infos) for place in info.places)
+        return _positions_by(
+            (path, at)
+            for at, info in enumerate(self.infos)
+            for place in info.places
+            for path in (place, *_layers_above(place))
+        )
 
     @cached_property
     def sorted_places(self) -> tuple[str, ...]:
-        """The keys of `by_place` in order, so that those with one beginning stand together."""
+        """The keys of `by_place`, sorted, so that those with the same beginning are adjacent."""
         return tuple(sorted(self.by_place))
 
     @cached_property
     def keras_paths(self) -> dict[str, tuple[int, ...]]:
-        """Positions of the variables with each `keras_path`, where that is nobody's place."""
-        found: dict[str, tuple[int, ...]] = {}
-        for at, info in enumerate(self.infos):
-            if info.keras_path and info.keras_path not in self.by_place:
-                found[info.keras_path] = (*found.get(info.keras_path, ()), at)
-        return found
+        """Positions of the variables with each `keras_path` that is not a place of any variable."""
+        return _positions_by(
+            (info.keras_path, at)
+            for at, info in enumerate(self.infos)
+            if info.keras_path and info.keras_path not in self.by_place
+        )
 
     @cached_property
-    def class_names(self) -> dict[str, frozenset[int]]:
-        """Positions below a layer of each class, bases included."""
-        found: dict[str, set[int]] = {}
-        for at, info in enumerate(self.infos):
-            for layer in (*info.layers, *info.alias_layers):
-                for class_name in layer.class_names:
-                    found.setdefault(class_name, set()).add(at)
-        return {class_name: frozenset(positions) for class_name, positions in found.items()}
+    def class_names(self) -> dict[str, tuple[int, ...]]:
+        """Positions below a layer of each class or base class."""
+        return _positions_by(
+            (class_name, at)
+            for at, info in enumerate(self.infos)
+            for layer in info.every_layer
+            for class_name in layer.class_names
+        )
 
     @cached_property
-    def variable_names(self) -> dict[str, frozenset[int]]:
+    def variable_names(self) -> dict[str, tuple[int, ...]]:
         """Positions of the variables with each last name."""
-        found: dict[str, set[int]] = {}
-        for at, info in enumerate(self.infos):
-            found.setdefault(info.name, set()).add(at)
-        return {name: frozenset(positions) for name, positions in found.items()}
+        return _positions_by((info.name, at) for at, info in enumerate(self.infos))
 
     def is_automatic_name(self, text: str) -> bool:
         """Returns whether `text` is the automatic name that Keras gave some layer."""
@@ -248,13 +257,13 @@ class VariableCatalog:
     def near(self, text: str, n: int = 3) -> list[str]:
         """Returns the `n` real paths most like `text`, of layers and of variables.
 
-        A layer whose own Keras name is `text` comes first; then paths like `text` as a whole or in
-        their last names, whatever the case; if there are none, paths with a name like one level of
-        `text`, the last level first.
+        A layer whose Keras name is `text` comes first, then paths that are like `text` as a whole
+        or in their last names, in any case. If there are none, paths follow with a name like one
+        level of `text`, the last level first.
 
         Args:
-            text: What was asked for: a path or a pattern.
-            n: How many to return at most.
+            text: A path or a pattern.
+            n: The maximum number of paths. Default: 3.
         """
         found = [layer.path for layer in self.layers_by_path.values() if layer.raw_name == text]
         found += self._like(text, n)
@@ -280,10 +289,9 @@ def _layers_above(path: str) -> Iterator[str]:
         end = path.find("/", end + 1)
 
 
-def _claims(paths: Iterator[tuple[int, str]]) -> dict[str, tuple[int, ...]]:
+def _positions_by(pairs: Iterable[tuple[str, int]]) -> dict[str, tuple[int, ...]]:
+    """Collects the positions of each key, each once, in order."""
     found: dict[str, dict[int, None]] = {}
-    for position, path in paths:
-        found.setdefault(path, {})[position] = None
-        for above in _layers_above(path):
-            found.setdefault(above, {})[position] = None
-    return {path: tuple(positions) for path, positions in found.items()}
+    for key, position in pairs:
+        found.setdefault(key, {})[position] = None
+    return {key: tuple(positions) for key, positions in found.items()}

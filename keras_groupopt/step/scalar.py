@@ -14,7 +14,7 @@ from keras import ops
 from keras_groupopt import backend
 from keras_groupopt.base.checks import check_number, is_schedule
 from keras_groupopt.plan import sampled_rates
-from keras_groupopt.plan.plan import describe_scalar
+from keras_groupopt.plan.plan_dict import describe_scalar
 
 sampled_rates.set_compiler(backend.compiled)
 

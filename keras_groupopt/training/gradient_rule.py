@@ -12,7 +12,7 @@ import numpy as np
 
 from keras_groupopt.base.checks import check_scalar
 from keras_groupopt.plan.group import as_exclusion
-from keras_groupopt.plan.plan import describe_scalar
+from keras_groupopt.plan.plan_dict import describe_scalar
 from keras_groupopt.schedules import serialization
 from keras_groupopt.selectors import Selector
 from keras_groupopt.step import scalar as hyperparameters

@@ -295,7 +295,7 @@ def test_a_square_kernel_is_turned_as_the_caller_says(turned):
     state = torch_state((2, 2), (2,))
     kernel = np.arange(1.0, 5.0).reshape(2, 2) / 8
     _, optimizer = dense(inputs=2)
-    with pytest.raises(ValueError, match=r"head/kernel: exp_avg .*say which by `transpose`"):
+    with pytest.raises(ValueError, match=r"head/kernel: exp_avg .*set `transpose`"):
         kgo.load_torch_state(optimizer, state, PATHS)
     assert not slot(optimizer, "momentums", 2).any()
     kgo.load_torch_state(optimizer, state, PATHS, transpose={"head/kernel": turned})

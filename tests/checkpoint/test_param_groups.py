@@ -183,7 +183,7 @@ BAD = [
         (lambda model: take(model, [{"lr": 0.1}]), "`params` must be given"),
         (lambda model: take(model, [{"params": []}]), "must have parameters"),
         (lambda model: take(model, [{"params": [keras.Variable(1.0)]}]), "weights of `model`"),
-        (lambda model: take(model, [{"params": [np.ones(3)]}]), "no weight of it"),
+        (lambda model: take(model, [{"params": [np.ones(3)]}]), "not a weight of"),
         (
             lambda model: take(model, [{"params": p, "name": "a"} for p in ("body", "head")]),
             "must be unique",

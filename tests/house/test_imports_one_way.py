@@ -29,8 +29,8 @@ FOLDERS = (
 )
 # These hold no tensors.
 WITHOUT_KERAS = ("base.checks", "base.text", "plan")
-# Rich and h5py come with Keras, which needs both.
-INSTALLED = ("keras", "numpy", "rich", "h5py")
+# Rich, h5py and ml_dtypes come with Keras, which needs them.
+INSTALLED = ("keras", "numpy", "rich", "h5py", "ml_dtypes")
 OPTIONAL = ("matplotlib", "IPython", "elementpath")
 
 SOURCES = {

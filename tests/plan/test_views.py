@@ -181,13 +181,6 @@ def test_the_table_says_what_each_group_does(line_length: int) -> None:
     assert "Provisional" not in text
 
 
-def test_wide_consoles_get_columns_of_their_own_for_anchor_and_exclusions() -> None:
-    wide, narrow = (printed(small_plan(), line_length=width) for width in (120, 80))
-    for column in ("Share", "Anchor", "Excluded"):
-        assert f"┃ {column} " in wide.replace("  ", " ")
-        assert f"┃ {column} " not in narrow.replace("  ", " ")
-
-
 def test_clipping_is_mentioned_only_where_it_is_set() -> None:
     bare = plan(group("a", variable("w")), global_clipnorm=None)
     assert "lipping" not in printed(bare)

@@ -72,7 +72,7 @@ PLANS = rows(
     ),
     (
         lambda world: world.build({"head": kgo.layer_type("Dense")}, model=None),
-        "must know the layers above each variable … without a model … Pass `model=`",
+        "reads the layers above each variable … without a model … Pass `model=`",
     ),
     (
         lambda world: world.build({"head": world.other.get_layer("head")}),
@@ -92,7 +92,7 @@ PLANS = rows(
     ),
     (
         lambda world: world.build({"none": kgo.path("head") & "backbone"}),
-        'at least one trainable variable … group "none", path("head") & path("backbone")',
+        'at least one variable … group "none" (path("head") & path("backbone")), which … none',
     ),
     (
         lambda world: world.build({"all": "**", "head": "head"}),

@@ -98,7 +98,7 @@ NO_RULE_AT_ALL = rows(
         'tf_keras.src.optimizers.adam.FromAnotherKeras in group "head" … optimizer of torch',
     ),
     (lambda _: with_head(rule=FromAnotherKeras), "tf_keras.src … optimizer of torch, optax or an"),
-    (lambda _: kgo.rule(SGD(0.1)), "`target` must be the name … `Group(rule=...)` as it is"),
+    (lambda _: kgo.rule(SGD(0.1)), "`target` must be the name … `Group(rule=instance)`"),
 )
 OF_TORCH = rows(
     TypeError,
@@ -144,9 +144,9 @@ ARGUMENTS = rows(
     ),
     (
         lambda _: kgo.rule("adam", learning_rate=0.1),
-        "a learning rate … learning_rate=0.1 in rule('adam') … learning_rate_ratio",
+        "`learning_rate` must not be set on a rule … =0.1 in rule('adam') … learning_rate_ratio",
     ),
-    (lambda _: kgo.rule("adam", name="mine"), "must not have a name … name='mine'"),
+    (lambda _: kgo.rule("adam", name="mine"), "`name` must not be set on a rule … name='mine'"),
 )
 # What holds for the whole optimizer, and where it is set.
 WHOLE = {

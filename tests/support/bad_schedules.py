@@ -140,7 +140,7 @@ BAD_SCHEDULES = [
 
 # Lengths that are known only when a run is.
 BAD_RUNS = [
-    (lambda: kgo.warmup(Linear(1.0, "fit"), 9), 9, "9 steps before another … in warmup"),
+    (lambda: kgo.warmup(Linear(1.0, "fit"), 9), 9, "9 steps before another … in Warmup"),
     (lambda: kgo.warmup(1.0, 9), 5, "for a run of 5 optimizer steps"),
     (lambda: Sequential([0.1, Linear(1.0, "fit")], [9]), 5, "9 steps before another … in Sequent"),
     (lambda: Polynomial(1.0, "fit", warmup_steps=9), 9, "warmup_steps=9 with 9 steps in all, in P"),

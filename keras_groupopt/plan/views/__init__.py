@@ -1,5 +1,5 @@
-"""What a person sees of a plan: `table` (terminal), `html` (notebook), `compare` (differences).
+"""Views of a plan: `table` (terminal), `html` (notebook), `plot` and `compare` (differences).
 
-Every view takes the plain dictionary of `Plan.to_dict()`, so a plan read from a saved file prints
+The views take the plain dictionary of `Plan.to_dict()`, so a plan that was read from a file prints
 like a live one.
 """

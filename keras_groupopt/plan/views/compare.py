@@ -1,118 +1,123 @@
-"""What differs between two plans, as data and as text."""
+"""The differences between two plans, as data and as text."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
 from keras_groupopt.plan.views.figures import Plan, Record, check_format, value_text
 
-# Optimizer memory follows from the rest and is unknown before build.
-_MEASURED = frozenset({"state_bytes"})
-_DECAY_MASK = frozenset({"decayed", "anchored"})
-# Up to here every variable of a change gets a line of its own, beyond it they share one.
+# Variables are paired by path. Optimizer memory follows from the rest and is unknown before build.
+_NOT_COMPARED = ("path", "state_bytes")
+_DECAY_OPTIONS = ("decayed", "anchored")
+# If more variables than this changed in the same way, they share one line.
 _FEW = 3
+# The kinds of changes, in the order in which they are listed.
+KINDS = (
+    "groups_removed",
+    "groups_added",
+    "variables_removed",
+    "variables_added",
+    "variables_moved",
+    "variables_changed",
+    "decay_changed",
+    "groups_changed",
+    "options_changed",
+)
 
 
 class Change(NamedTuple):
-    """One option of `subject` (a group, a variable path, or `plan`) with another value."""
+    """One difference between two plans.
 
+    Args:
+        kind: One of `KINDS`.
+        subject: What changed: a group, as `group "head"`, the path of a variable, or `plan`.
+        option: The changed option. For a variable that was removed, added or moved it is
+            `"group"`, for a group that was removed or added it is `None`.
+        old: The old value; `None` if there was none.
+        new: The new value; `None` if there is none.
+    """
+
+    kind: str
     subject: str
-    option: str
+    option: str | None
     old: Any
     new: Any
 
+    @property
+    def text(self) -> str:
+        """What happened to the subject, such as `added to group "head"`."""
+        happened = self.kind.partition("_")[2]
+        if self.option is None:
+            return happened
+        if self.option != "group":
+            return f"{self.option} {_text(self.old)} → {_text(self.new)}"
+        places = {
+            "removed": f'from group "{self.old}"',
+            "added": f'to group "{self.new}"',
+            "moved": f'from group "{self.old}" to "{self.new}"',
+        }
+        return f"{happened} {places[happened]}"
+
     def __str__(self) -> str:
-        return f"{self.subject}: {self.option} {_text(self.old)} → {_text(self.new)}"
-
-
-class Placement(NamedTuple):
-    """A variable that is in one plan only, with the group it is in."""
-
-    path: str
-    group: str
-
-
-class Move(NamedTuple):
-    """A variable that is in another group than before."""
-
-    path: str
-    old: str
-    new: str
+        return f"{self.subject}{' ' if self.option is None else ': '}{self.text}"
 
 
 @dataclass(frozen=True, slots=True)
 class PlanDifference:
-    """All differences between two plans; false when there is none.
+    """All differences between two plans. It is false if there are none.
 
-    What a plan decides is compared: its options, groups, and where and how each variable trains.
-    The order of groups and variables, the memory figures and whether paths are provisional are
-    not, since no update depends on them.
+    It compares what a plan decides: options, groups, and in which group and how each variable
+    trains. It ignores the order of groups and variables, the memory figures and whether paths are
+    provisional, since no update depends on them.
+
+    The changes of one kind are attributes too: `groups_removed`, `groups_added`,
+    `variables_removed`, `variables_added`, `variables_moved` (to another group),
+    `variables_changed` (name, shape or dtype), `decay_changed` (decayed or anchored),
+    `groups_changed` (options of groups in both plans) and `options_changed` (of the optimizer).
 
     Args:
-        groups_removed: Names of groups in the old plan only.
-        groups_added: Names of groups in the new plan only.
-        variables_removed: Variables in the old plan only.
-        variables_added: Variables in the new plan only.
-        variables_moved: Variables in another group.
-        variables_changed: Variables of another shape, dtype or name.
-        decay_changed: Variables newly in or out of decay or anchoring.
-        groups_changed: Options of groups that are in both plans.
-        options_changed: Options of the whole, such as the base rate.
+        changes: The differences, sorted by kind. Default: none.
     """
 
-    groups_removed: tuple[str, ...] = ()
-    groups_added: tuple[str, ...] = ()
-    variables_removed: tuple[Placement, ...] = ()
-    variables_added: tuple[Placement, ...] = ()
-    variables_moved: tuple[Move, ...] = ()
-    variables_changed: tuple[Change, ...] = ()
-    decay_changed: tuple[Change, ...] = ()
-    groups_changed: tuple[Change, ...] = ()
-    options_changed: tuple[Change, ...] = ()
+    changes: tuple[Change, ...] = ()
+
+    def __getattr__(self, name: str) -> tuple[Change, ...]:
+        if name not in KINDS:
+            raise AttributeError(f"`PlanDifference` has no attribute {name!r}.")
+        return tuple(change for change in self.changes if change.kind == name)
 
     def __bool__(self) -> bool:
-        return any(getattr(self, field.name) for field in fields(self))
+        return bool(self.changes)
 
     def __str__(self) -> str:
         return "\n".join(self.lines()) if self else "The plans are equal."
 
     def lines(self) -> Iterator[str]:
-        """Yields one line a difference; many variables changed alike share a line."""
-        yield from (f'group "{name}" removed' for name in self.groups_removed)
-        yield from (f'group "{name}" added' for name in self.groups_added)
-        yield from _shared_lines(
-            (f'removed from group "{variable.group}"', variable.path)
-            for variable in self.variables_removed
-        )
-        yield from _shared_lines(
-            (f'added to group "{variable.group}"', variable.path)
-            for variable in self.variables_added
-        )
-        yield from _shared_lines(
-            (f'moved from group "{move.old}" to "{move.new}"', move.path)
-            for move in self.variables_moved
-        )
-        yield from map(str, self.variables_changed)
-        yield from _shared_lines(
-            (f"{change.option} {_text(change.old)} → {_text(change.new)}", change.subject)
-            for change in self.decay_changed
-        )
-        yield from map(str, self.groups_changed)
-        yield from map(str, self.options_changed)
+        """Yields one line per difference. Many variables that changed in one way share a line."""
+        alike: dict[tuple[str, str], list[Change]] = {}
+        for change in self.changes:
+            alike.setdefault((change.kind, change.text), []).append(change)
+        for (kind, text), changes in alike.items():
+            if len(changes) <= _FEW or not kind.startswith(("variables", "decay")):
+                yield from map(str, changes)
+            else:
+                paths = ", ".join(change.subject for change in changes[:_FEW])
+                yield f"{len(changes):,} variables: {text} ({paths}, …)"
 
     def first(self, count: int) -> list[str]:
-        """The first `count` lines, and one that says how many follow, for error messages.
+        """Returns the first `count` lines, and one that tells how many follow, for errors.
 
         Args:
             count: How many differences to show, at least 1.
 
         Example:
-        >>> PlanDifference(groups_added=("a", "b", "c")).first(2)
-        ['group "a" added', 'group "b" added', 'and 1 more']
+        >>> plan = {"format": 1, "options": {"a": 1, "b": 1, "c": 1}, "groups": []}
+        >>> compare(plan, plan | {"options": {"a": 2, "b": 2, "c": 2}}).first(2)
+        ['plan: a 1 → 2', 'plan: b 1 → 2', 'and 1 more']
         """
         lines = list(self.lines())
         left_out = len(lines) - count
@@ -122,15 +127,15 @@ class PlanDifference:
 def compare(old: Plan, new: Plan) -> PlanDifference:
     """Finds every difference between two plans.
 
-    Variables are paired by path. Where several share one, as provisional paths may, equal ones are
-    paired first.
+    Variables are paired by path. If several have the same path, as provisional paths may, equal
+    ones are paired first.
 
     Args:
         old: What `Plan.to_dict()` returned before.
         new: What it returns now.
 
     Returns:
-        The differences, in the order a reader wants them: groups, variables, options.
+        The differences, in the order of `KINDS`.
 
     Raises:
         ValueError: If one of the two has another format number.
@@ -145,62 +150,52 @@ def compare(old: Plan, new: Plan) -> PlanDifference:
     """
     check_format(old, "old")
     check_format(new, "new")
-    old_groups = {group["name"]: group for group in old["groups"]}
-    new_groups = {group["name"]: group for group in new["groups"]}
-    removed: list[Placement] = []
-    added: list[Placement] = []
-    moved: list[Move] = []
-    changed: list[Change] = []
-    for path, before, after in _paired_variables(old, new):
-        if after is None and before is not None:
-            removed.append(Placement(path, before[0]))
-        elif before is None and after is not None:
-            added.append(Placement(path, after[0]))
-        elif before is not None and after is not None:
-            if before[0] != after[0]:
-                moved.append(Move(path, before[0], after[0]))
-            changed.extend(_changes(path, before[1], after[1]))
-    return PlanDifference(
-        groups_removed=tuple(name for name in old_groups if name not in new_groups),
-        groups_added=tuple(name for name in new_groups if name not in old_groups),
-        variables_removed=tuple(removed),
-        variables_added=tuple(added),
-        variables_moved=tuple(moved),
-        variables_changed=tuple(item for item in changed if item.option not in _DECAY_MASK),
-        decay_changed=tuple(item for item in changed if item.option in _DECAY_MASK),
-        groups_changed=tuple(
-            change
-            for name in old_groups
-            if name in new_groups
-            for change in _changes(
-                f'group "{name}"',
-                _group_options(old_groups[name]),
-                _group_options(new_groups[name]),
-            )
-        ),
-        options_changed=tuple(_changes("plan", old["options"], new["options"])),
-    )
+    changes = [*_of_groups(old, new), *_of_variables(old, new)]
+    changes += _of_options("options_changed", "plan", old["options"], new["options"])
+    return PlanDifference(tuple(sorted(changes, key=lambda change: KINDS.index(change.kind))))
 
 
-# A variable as (group, what is said of it): all that two plans can differ in for one path.
-_Entry = tuple[str, dict[str, Any]]
+def _of_groups(old: Plan, new: Plan) -> Iterator[Change]:
+    before, after = ({group["name"]: group for group in plan["groups"]} for plan in (old, new))
+    for name in dict.fromkeys([*before, *after]):
+        subject = f'group "{name}"'
+        if name not in after:
+            yield Change("groups_removed", subject, None, name, None)
+        elif name not in before:
+            yield Change("groups_added", subject, None, None, name)
+        else:
+            options = _group_options(before[name]), _group_options(after[name])
+            yield from _of_options("groups_changed", subject, *options)
 
 
-def _entries(plan: Plan) -> dict[str, list[_Entry]]:
-    entries: dict[str, list[_Entry]] = {}
-    for group in plan["groups"]:
-        for variable in group["variables"]:
-            said = {
-                key: _plain(value)
-                for key, value in variable.items()
-                if key != "path" and key not in _MEASURED
-            }
-            entries.setdefault(variable["path"], []).append((group["name"], said))
-    return entries
+def _of_variables(old: Plan, new: Plan) -> Iterator[Change]:
+    for path, (old_group, old_options), (new_group, new_options) in _unequal(old, new):
+        if new_group is None:
+            yield Change("variables_removed", path, "group", old_group, None)
+        elif old_group is None:
+            yield Change("variables_added", path, "group", None, new_group)
+        else:
+            if old_group != new_group:
+                yield Change("variables_moved", path, "group", old_group, new_group)
+            for change in _of_options("variables_changed", path, old_options, new_options):
+                is_decay = change.option in _DECAY_OPTIONS
+                yield change._replace(kind="decay_changed") if is_decay else change
 
 
-def _paired_variables(old: Plan, new: Plan) -> Iterator[tuple[str, _Entry | None, _Entry | None]]:
-    """Pairs variables by path, leaving out those that are equal in both plans."""
+def _of_options(kind: str, subject: str, old: Record, new: Record) -> Iterator[Change]:
+    for option in dict.fromkeys([*old, *new]):
+        before, after = _plain(old.get(option)), _plain(new.get(option))
+        if before != after:
+            yield Change(kind, subject, option, before, after)
+
+
+# The group and the options of a variable.
+_Entry = tuple[str | None, dict[str, Any]]
+
+
+def _unequal(old: Plan, new: Plan) -> Iterator[tuple[str, _Entry, _Entry]]:
+    """Pairs variables by path, without those that are equal in both plans."""
+    missing: _Entry = (None, {})
     old_entries, new_entries = _entries(old), _entries(new)
     for path in dict.fromkeys([*old_entries, *new_entries]):
         before, after = [], list(new_entries.get(path, ()))
@@ -209,24 +204,25 @@ def _paired_variables(old: Plan, new: Plan) -> Iterator[tuple[str, _Entry | None
                 after.remove(entry)
             else:
                 before.append(entry)
-        for old_entry, new_entry in zip_longest(before, after):
-            yield path, old_entry, new_entry
+        for pair in zip_longest(before, after, fillvalue=missing):
+            yield path, *pair
+
+
+def _entries(plan: Plan) -> dict[str, list[_Entry]]:
+    entries: dict[str, list[_Entry]] = {}
+    for group in plan["groups"]:
+        for variable in group["variables"]:
+            options = {k: _plain(v) for k, v in variable.items() if k not in _NOT_COMPARED}
+            entries.setdefault(variable["path"], []).append((group["name"], options))
+    return entries
 
 
 def _group_options(group: Record) -> dict[str, Any]:
-    """The options of a group, with its rule and the arguments of it as one text."""
-    apart = {"name", "variables", "rule_arguments"}
-    options = {key: value for key, value in group.items() if key not in apart}
-    given = sorted(group["rule_arguments"].items())
+    """The options of a group, with its rule and the rule's arguments as one text."""
+    options = {key: group[key] for key in group if key not in ("name", "variables")}
+    given = sorted(options.pop("rule_arguments").items())
     arguments = ", ".join(f"{key}={_text(_plain(value))}" for key, value in given)
     return options | {"rule": f"{group['rule']}({arguments})"}
-
-
-def _changes(subject: str, old: Record, new: Record) -> Iterator[Change]:
-    for option in dict.fromkeys([*old, *new]):
-        before, after = _plain(old.get(option)), _plain(new.get(option))
-        if before != after:
-            yield Change(subject, option, before, after)
 
 
 def _plain(value: Any) -> Any:
@@ -239,19 +235,7 @@ def _plain(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A value in full: two that differ must not read alike."""
+    """A value in full, so that two different values do not read alike."""
     if isinstance(value, Mapping):
         return json.dumps(value, ensure_ascii=False, sort_keys=True)
     return repr(value) if value is None or isinstance(value, bool) else value_text(value)
-
-
-def _shared_lines(items: Iterable[tuple[str, str]]) -> Iterator[str]:
-    """Lines for (what happened, path), with more than a few of one kind put together."""
-    paths_of: dict[str, list[str]] = {}
-    for what, path in items:
-        paths_of.setdefault(what, []).append(path)
-    for what, paths in paths_of.items():
-        if len(paths) <= _FEW:
-            yield from (f"{path}: {what}" for path in paths)
-        else:
-            yield f"{len(paths):,} variables: {what} ({', '.join(paths[:_FEW])}, …)"

@@ -1,20 +1,26 @@
-"""The figures of a plan as text, computed once for the table and the notebook view."""
+"""The figures of a plan as text, for the table and the notebook view."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from keras_groupopt.base.dtypes import bytes_of
 
 Plan = Mapping[str, Any]
 Record = Mapping[str, Any]
 
 NONE = "–"
+# `>` marks columns of numbers.
+GROUP_COLUMNS = (
+    *("Group (rule)", "Variables>", "Params>"),
+    *("Learning rate", "Weight decay", "Memory>"),
+)
 PLAN_FORMAT = 1
 CLIPPING_OPTIONS = ("clipnorm", "global_clipnorm", "clipvalue")
-# Shown where they are not the default.
+# These are shown if they are not the default.
 JOINT_OPTIONS = {
     "gradient_accumulation_steps": "Micro-batches per step",
     "ema": "Average of the weights",
@@ -28,7 +34,7 @@ PROVISIONAL_NOTE = (
 
 @dataclass(frozen=True, slots=True)
 class GroupFigures:
-    """One group as text; `–` where an option is not set or cannot act."""
+    """One group as text. `–` means that an option is not set or has no effect."""
 
     name: str
     selector: str
@@ -47,6 +53,36 @@ class GroupFigures:
     memory: str
     variables: Sequence[Record]
 
+    def cells(self) -> list[tuple[str, ...]]:
+        """The lines of each cell of the group's row, in the order of `GROUP_COLUMNS`."""
+        decay = (f"→ {self.anchor}", f"{self.excluded} excluded") if self.decays else ()
+        return [
+            (self.name, f"({self.rule})"),
+            (f"{self.variable_count:,}",),
+            (f"{self.parameters:,}", self.share),
+            (self.learning_rate,),
+            (self.weight_decay, *decay),
+            (self.memory,),
+        ]
+
+    def variable_cells(self, most: int | None = None) -> tuple[list[str], list[list[str]]]:
+        """The columns of the table of variables, and the cells of the first `most` rows."""
+        ratios = [variable.get("ratio", 1.0) for variable in self.variables]
+        has_ratios = any(ratio != 1.0 for ratio in ratios)
+        columns = ["Path", "Shape", "Dtype", "Params>", *(["Ratio>"] if has_ratios else [])]
+        rows = [
+            [
+                variable["path"],
+                value_text(variable["shape"]),
+                variable["dtype"],
+                f"{parameter_count([variable]):,}",
+                *([value_text(ratio)] if has_ratios else []),
+                *("Y" if variable[key] else "N" for key in ("decayed", "anchored")),
+            ]
+            for variable, ratio in zip(self.variables[:most], ratios, strict=False)
+        ]
+        return [*columns, "Decayed", "Anchored"], rows
+
 
 @dataclass(frozen=True, slots=True)
 class PlanFigures:
@@ -60,14 +96,14 @@ class PlanFigures:
 
 
 def check_format(plan: Plan, argument: str = "plan") -> None:
-    """Refuses a dictionary that no view can read.
+    """Checks that the views can read a dictionary.
 
     Args:
         plan: What `Plan.to_dict()` returns.
-        argument: How the caller calls it, for the message.
+        argument: The name of the argument in errors. Default: "plan".
 
     Raises:
-        ValueError: If the dictionary carries another format number.
+        ValueError: If the dictionary has another format number.
     """
     if plan.get("format") != PLAN_FORMAT:
         raise ValueError(
@@ -84,14 +120,14 @@ def parameter_count(variables: Iterable[Record]) -> int:
 def shares(counts: Sequence[int]) -> list[int]:
     """Splits 100 % in proportion to `counts`, in tenths of a percent that sum to exactly 1000.
 
-    Rounding each share alone would let a column read 99.9 % or 100.1 %, so the tenths that
-    rounding down leaves over go to the largest remainders.
+    If each share were rounded alone, a column could sum to 99.9 % or 100.1 %. So all are rounded
+    down, and the remaining tenths go to the largest remainders.
 
     Args:
         counts: Non-negative integers.
 
     Returns:
-        One integer a count; zeros if every count is 0.
+        One integer per count; zeros if every count is 0.
 
     Example:
     >>> shares([1, 1, 1])
@@ -149,20 +185,12 @@ def rule_text(group: Record) -> str:
 
 
 def memory_text(variables: Sequence[Record]) -> str:
-    """Optimizer memory of `variables`: `≥` a sum that leaves some out, `–` if none is known."""
+    """Optimizer memory of `variables`: `≥` and the known part, or `–` if nothing is known."""
     known = [v["state_bytes"] for v in variables if v.get("state_bytes") is not None]
     if variables and not known:
         return NONE
     text = readable_bytes(sum(known))
     return text if len(known) == len(variables) else f"≥ {text}"
-
-
-def _variable_bytes(variables: Iterable[Record]) -> float:
-    total = 0.0
-    for variable in variables:
-        bits = re.match(r"[a-z]+(\d+)", variable["dtype"])
-        total += parameter_count([variable]) * (int(bits[1]) if bits else 8) / 8
-    return total
 
 
 def _clipping_text(options: Record) -> str:
@@ -201,7 +229,7 @@ def _group_figures(group: Record, tenths: int) -> GroupFigures:
 
 
 def _exclusion_settings(groups: Sequence[GroupFigures]) -> list[tuple[str, str]]:
-    """One line where all groups exclude alike, otherwise one for each distinct selector."""
+    """One line if all groups have the same exclusions, otherwise one per distinct selector."""
     decaying = [group for group in groups if group.decays]
     names_of: dict[str, list[str]] = {}
     for group in decaying:
@@ -218,7 +246,7 @@ def _exclusion_settings(groups: Sequence[GroupFigures]) -> list[tuple[str, str]]
 
 
 def plan_figures(plan: Plan) -> PlanFigures:
-    """Computes everything the views show of a plan.
+    """Computes everything that the views show.
 
     Args:
         plan: What `Plan.to_dict()` returns.
@@ -235,12 +263,13 @@ def plan_figures(plan: Plan) -> PlanFigures:
     frozen = [v for record in records if record["frozen"] for v in record["variables"]]
 
     def size(variables: Sequence[Record]) -> str:
-        return f"{parameter_count(variables):,} ({readable_bytes(_variable_bytes(variables))})"
+        total = sum(bytes_of(variable["shape"], variable["dtype"]) for variable in variables)
+        return f"{parameter_count(variables):,} ({readable_bytes(total)})"
 
     totals = [("Total params", size(everything)), ("Trained params", size(trained))]
     if any(group.frozen for group in groups):
         totals.append(("Frozen params", size(frozen)))
-    # A frozen variable has no optimizer state, so an unknown size there leaves nothing out.
+    # A frozen variable has no optimizer state, so its unknown size is not missing.
     totals.append(("Optimizer memory", memory_text(trained)))
 
     settings = []

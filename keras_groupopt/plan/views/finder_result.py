@@ -1,4 +1,4 @@
-"""What a search for learning rates found: the curves, rates to start from, a table and a plot."""
+"""The result of `LearningRateFinder`: curves, suggested rates, a table and a plot."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from rich.box import HEAVY_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from keras_groupopt.plan.views.printing import printing
+
 _TOGETHER = "all together"
-# How far below the lowest loss's rate training is stable: Smith 2015 and fastai take a tenth.
+# The suggestion is a tenth of the rate with the lowest loss, as in Smith 2015 and fastai.
 _MARGIN = 10.0
 
 
@@ -22,11 +24,11 @@ class RateCurve:
     """The loss after a step at each rate of a sweep.
 
     Args:
-        rates: The rates, rising.
-        losses: After the step at each rate, the loss of the next batch, smoothed.
-        raw_losses: The same, not smoothed.
-        first_loss: The loss before any step.
-        diverged: Whether the sweep ended early, as the loss had risen too far.
+        rates: The rates, in increasing order.
+        losses: The smoothed loss of the next batch after the step at each rate.
+        raw_losses: The same losses, not smoothed.
+        first_loss: The loss before the first step.
+        diverged: Whether the sweep ended early because the loss had risen too much.
     """
 
     rates: tuple[float, ...]
@@ -37,14 +39,14 @@ class RateCurve:
 
     @property
     def suggestion(self) -> float | None:
-        """A tenth of the rate where the loss is lowest; `None` where it only rose."""
+        """A tenth of the rate with the lowest loss, or `None` if the loss only rose."""
         if not self.losses or self.lowest == self._first:
             return None
         return self.rates[self.lowest] / _MARGIN
 
     @property
     def lowest(self) -> int:
-        """The place of the lowest loss, after the first tenth: there the mean is of few batches."""
+        """The index of the lowest loss after the first tenth, whose means are of few batches."""
         return min(range(self._first, len(self.losses)), key=self.losses.__getitem__)
 
     @property
@@ -53,10 +55,10 @@ class RateCurve:
 
 
 class RateCurves:
-    """What `kgo.LearningRateFinder.find` returns.
+    """The result of `kgo.LearningRateFinder.find`.
 
     Args:
-        curves: One `RateCurve` per group, by name; under `None` the one of all groups together.
+        curves: One `RateCurve` per group, by name. The key `None` is for all groups together.
 
     Example:
 
@@ -75,16 +77,16 @@ class RateCurves:
 
     @property
     def suggestions(self) -> dict[str | None, float | None]:
-        """A rate to start from for each curve, a tenth of that where its loss is lowest.
+        """A suggested rate for each curve: a tenth of the rate with the lowest loss.
 
-        `None` where the loss only rose. It is a start, no optimum: a loss of few batches is noisy,
-        so look at the plot.
+        It is `None` if the loss only rose. A suggestion is a starting point and not an optimum: the
+        loss of few batches is noisy, so look at the plot.
         """
         return {name: curve.suggestion for name, curve in self.curves.items()}
 
     @property
     def learning_rate(self) -> float | None:
-        """The suggestion for the base rate, at which all groups move with their ratios held."""
+        """The suggestion for the base rate, with all groups trained at their ratios."""
         curve = self.curves.get(None)
         return None if curve is None else curve.suggestion
 
@@ -94,33 +96,26 @@ class RateCurves:
         print_fn: Callable[[str], object] | None = None,
         console: Console | None = None,
     ) -> None:
-        """Prints a row a curve: the suggestion, where the loss is lowest, where it diverged.
+        """Prints one row per curve: the suggestion, the lowest loss, and the rate of divergence.
 
         Args:
-            print_fn: Called with each line as plain text, instead of printing.
+            print_fn: Called with each line as plain text, instead of printing. Default: none.
             console: Where to print. Default: standard output.
         """
         table = Table(box=HEAVY_HEAD)
         table.add_column("Group")
-        columns = ("Suggestion", "Lowest loss", "At rate", "Diverged at")
-        for column in columns:
+        for column in ("Suggestion", "Lowest loss", "At rate", "Diverged at"):
             table.add_column(column, justify="right")
         for name, curve in self.curves.items():
             table.add_row(_title(name), *_figures(curve))
-        target = Console(width=100) if console is None else console
-        if print_fn is None:
+        with printing(print_fn, console, width=100) as target:
             target.print(table)
-            return
-        with target.capture() as captured:
-            Console.print(target, table)
-        for line in captured.get().splitlines():
-            print_fn(line)
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Any:
         """Draws the smoothed losses over the rates, with a mark at each suggestion.
 
         Args:
-            path: Where to save the figure, if anywhere; the ending says how.
+            path: A file for the figure. Its extension gives the format. Default: none.
 
         Returns:
             A `matplotlib.figure.Figure`.
@@ -132,7 +127,7 @@ class RateCurves:
             from matplotlib.figure import Figure
         except ImportError as error:
             raise ImportError(
-                "`plot` needs matplotlib. Install it with `pip install keras_groupopt[plots]`."
+                "`plot` needs matplotlib. Install it with `pip install keras-groupopt[plots]`."
             ) from error
         figure = Figure(figsize=(7.0, 4.5), layout="constrained")
         axes = figure.add_subplot()

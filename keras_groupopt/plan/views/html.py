@@ -1,22 +1,16 @@
-"""A plan as HTML for notebooks: no script, no outside resource, every text escaped."""
+"""A plan as HTML for notebooks, without scripts or outside resources, and with escaped text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from keras_groupopt.plan.views.figures import (
-    GroupFigures,
-    Plan,
-    parameter_count,
-    plan_figures,
-    value_text,
-)
+from keras_groupopt.plan.views.figures import GROUP_COLUMNS, GroupFigures, Plan, plan_figures
 
-# A notebook stores its output: a group of 10,000 variables would add megabytes to the file.
+# A notebook stores its output, and 10,000 variables would add megabytes to the file.
 MOST_LISTED = 1000
 
-# Colours are mixed from the notebook's own text colour, so light and dark themes both read well.
+# The colours work with light and dark themes, since they build on the notebook's text colour.
 _STYLE = """<style>
 .kgo-plan { font-size: 0.9em; overflow-x: auto; }
 .kgo-plan table { border-collapse: collapse; margin: 0.4em 0; }
@@ -37,14 +31,14 @@ _STYLE = """<style>
 
 
 def to_html(plan: Plan) -> str:
-    """Writes a plan as one HTML fragment: a row a group, totals, and variables to unfold.
+    """Writes a plan as one HTML fragment: one row per group, totals, and variables to unfold.
 
     Args:
         plan: What `Plan.to_dict()` returns.
 
     Returns:
-        A `<div>` with its own style, fit for `_repr_html_`. At most 1000 variables a group are
-        listed; the number of further ones is stated.
+        A `<div>` with its own style, for `_repr_html_`. It lists at most 1000 variables per group
+        and tells how many more there are.
 
     Raises:
         ValueError: If `plan` has another format number.
@@ -58,7 +52,8 @@ def to_html(plan: Plan) -> str:
     parts = ['<div class="kgo-plan">', _STYLE, f"<strong>{escape(figures.title)}</strong>"]
     if figures.note:
         parts.append(f'<p class="kgo-note">{escape(figures.note)}</p>')
-    parts.append(_groups_table(figures.groups))
+    groups = ((group.frozen, group.cells()) for group in figures.groups)
+    parts.append(_table(GROUP_COLUMNS, groups))
     terms = (
         f"<dt>{escape(label)}</dt><dd>{escape(value)}</dd>"
         for label, value in figures.totals + figures.settings
@@ -69,56 +64,22 @@ def to_html(plan: Plan) -> str:
     return "\n".join(parts)
 
 
-def _groups_table(groups: Sequence[GroupFigures]) -> str:
-    columns = (
-        "Group", "Rule", "Variables>", "Params>", "Share>", "Learning rate", "Weight decay",
-        "Anchor", "Excluded>", "Memory>",
-    )  # fmt: skip
-    rows = (
-        (
-            group.frozen,
-            (
-                group.name, group.rule, f"{group.variable_count:,}", f"{group.parameters:,}",
-                group.share, group.learning_rate, group.weight_decay, group.anchor,
-                group.excluded, group.memory,
-            ),
-        )
-        for group in groups
-    )  # fmt: skip
-    return _table(columns, rows)
-
-
 def _group_details(group: GroupFigures) -> str:
-    listed = group.variables[:MOST_LISTED]
-    rows = (
-        (
-            group.frozen,
-            (
-                variable["path"],
-                value_text(variable["shape"]),
-                variable["dtype"],
-                f"{parameter_count([variable]):,}",
-                value_text(variable.get("ratio", 1.0)),
-                "yes" if variable["decayed"] else "no",
-                "yes" if variable["anchored"] else "no",
-            ),
-        )
-        for variable in listed
-    )
-    left_out = len(group.variables) - len(listed)
+    columns, rows = group.variable_cells(MOST_LISTED)
+    left_out = group.variable_count - len(rows)
     noun = "variable" if group.variable_count == 1 else "variables"
     return (
         f"<details><summary><strong>{escape(group.name)}</strong>: "
         f"{group.variable_count:,} {noun}, claimed by "
         f"<code>{escape(group.selector)}</code></summary>"
-        + _table(("Path", "Shape", "Dtype", "Params>", "Ratio>", "Decayed", "Anchored"), rows)
+        + _table(columns, ((group.frozen, [(cell,) for cell in row]) for row in rows))
         + (f"<p>and {left_out:,} more</p>" if left_out else "")
         + "</details>"
     )
 
 
-def _table(columns: Sequence[str], rows: Iterable[tuple[bool, Sequence[str]]]) -> str:
-    """A table of escaped cells; `>` after a column's name marks numbers, True dims a row."""
+def _table(columns: Sequence[str], rows: Iterable[tuple[bool, Sequence[tuple[str, ...]]]]) -> str:
+    """A table of escaped cells with one or more lines. True dims a row."""
     numbers = [' class="kgo-number"' if name.endswith(">") else "" for name in columns]
     head = "".join(
         f"<th{number}>{escape(name.removesuffix('>'))}</th>"
@@ -127,7 +88,8 @@ def _table(columns: Sequence[str], rows: Iterable[tuple[bool, Sequence[str]]]) -
     body = []
     for dim, cells in rows:
         row = "".join(
-            f"<td{number}>{escape(cell)}</td>" for cell, number in zip(cells, numbers, strict=True)
+            f"<td{number}>{'<br/>'.join(map(escape, lines))}</td>"
+            for lines, number in zip(cells, numbers, strict=True)
         )
         body.append(f'<tr class="kgo-frozen">{row}</tr>' if dim else f"<tr>{row}</tr>")
     return (

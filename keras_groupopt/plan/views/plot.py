@@ -1,4 +1,4 @@
-"""A plan over time: a picture of its curves, and a table of its rates at some steps."""
+"""A plan over time: a plot of its rates, and the rates at some steps as text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 Curves = Mapping[str, Any]
 
-# Of different lightness, so that they differ in grey too; with line styles on top of that.
+# The colours differ in lightness too, and each has a line style, so that they differ in grey.
 _COLOURS = ("#0072b2", "#d55e00", "#000000", "#009e73", "#cc79a7", "#56b4e9", "#b8860b", "#777777")
 _STYLES = ("-", (0, (6, 2)), (0, (2, 1.5)), (0, (7, 2, 1.5, 2)), (0, (4, 1.5, 1.5, 1.5, 1.5, 1.5)))
 _WIDE_SPAN = 100.0
@@ -18,23 +18,23 @@ _RATE, _RATIO, _DECAY = "learning rate", "ratio", "weight decay"
 _FROM_ZERO = (_RATE, _RATIO, _DECAY)
 _LOGARITHMIC = (_RATE, _RATIO)
 
-# Per group, by its place (-1: for all), the lower and the upper edge of a curve.
+# The lower and upper edge of a curve, by the place of its group (-1: all groups).
 Lines = Mapping[int, tuple[Sequence[float], Sequence[float]]]
 
 
 def figure(
     curves: Curves, path: str | os.PathLike[str] | None = None, log: bool | None = None
 ) -> Any:
-    """Draws the curves of a plan: rates, and where there are any ratios, decays and momentums.
+    """Draws the curves of a plan: rates, and ratios, decays and momentums if there are any.
 
     Args:
-        curves: What `keras_groupopt.plan.sampled_rates.sampled` returns.
-        path: A file to write the picture to, of the format that its ending says.
-        log: Whether rates and ratios are on a logarithmic scale. Default: where the highest of two
-            groups differ by more than a factor of 100.
+        curves: What `keras_groupopt.plan.sampled_rates.sampled` returned.
+        path: A file for the picture. Its extension gives the format. Default: none.
+        log: Whether rates and ratios are on a logarithmic scale. Default: True if the highest
+            values of two groups differ by more than a factor of 100.
 
     Returns:
-        A `matplotlib.figure.Figure`, which no window shows.
+        A `matplotlib.figure.Figure`, without a window.
 
     Raises:
         ImportError: If matplotlib is not installed.
@@ -44,9 +44,9 @@ def figure(
         from matplotlib.ticker import FuncFormatter, MaxNLocator
     except ImportError as error:
         raise ImportError(
-            "A picture of a plan must have matplotlib. Received: it cannot be imported "
-            f"({error}). Install it with `pip install keras-groupopt[plots]`; "
-            "`plan.summary(at=[0, 0.5, 1.0])` prints the rates without it."
+            f"`plan.plot()` needs matplotlib, which could not be imported ({error}). Install it "
+            "with `pip install keras-groupopt[plots]`. `plan.summary(at=[0, 0.5, 1.0])` prints the "
+            "rates without it."
         ) from error
 
     groups = [group for group in curves["groups"] if not group["frozen"]]
@@ -86,9 +86,9 @@ def figure(
 
 
 def _panels(curves: Curves, groups: Sequence[Curves]) -> list[tuple[str, Lines]]:
-    """What is drawn below each other: labels and lines.
+    """The labels and lines of each panel, from top to bottom.
 
-    A ratio of 1 throughout says nothing, and a decay of no group neither.
+    There is no panel for ratios if all are 1, and none for decays if there are none.
     """
     panels: list[tuple[str, Lines]] = [
         (_RATE, {i: _edges(g["learning_rate"]) for i, g in enumerate(groups)})
@@ -110,7 +110,7 @@ def _edges(spread: Curves) -> tuple[list[float], list[float]]:
 
 
 def _looks(count: int) -> list[tuple[Any, Any]]:
-    """A colour and a line style per group; a ramp of colours where there are many groups."""
+    """A colour and a line style per group. The colours of many groups are a ramp."""
     styles = itertools.cycle(_STYLES)
     if count <= len(_COLOURS):
         return list(zip(_COLOURS[:count], styles, strict=False))
@@ -136,12 +136,12 @@ def _on_a_log_scale(axis: Any, lines: Lines) -> None:
         return
     values = [value for lowest, _ in lines.values() for value in lowest if value > 0]
     axis.set_yscale("log", nonpositive="mask")
-    # A decay to 0 has no end on this scale: three decades below the lowest peak are enough.
+    # This scale cannot show 0, so it ends three decades below the lowest peak.
     axis.set_ylim(bottom=max(min(values) / 1.5, min(peaks) / 1000), top=max(peaks) * 1.5)
 
 
 def _legend(axis: Any, groups: Sequence[Curves], frozen: Sequence[str]) -> None:
-    """Names the groups beside the picture, the highest rate first, as the lines lie."""
+    """Lists the groups beside the plot, the highest rate first."""
     handles, labels = axis.get_legend_handles_labels()
     order = sorted(range(len(groups)), key=lambda i: -max(groups[i]["learning_rate"]["highest"]))
     handles, labels = [handles[i] for i in order], [labels[i] for i in order]
@@ -162,10 +162,10 @@ def _legend(axis: Any, groups: Sequence[Curves], frozen: Sequence[str]) -> None:
 
 
 def rate_rows(curves: Curves) -> tuple[list[str], list[list[str]]]:
-    r"""Returns the rates of a plan as text: a heading per step, and a row of cells per group.
+    r"""Returns the rates of a plan as text: one heading per step, and one row per group.
 
     Args:
-        curves: What `keras_groupopt.plan.sampled_rates.curves` returns.
+        curves: What `keras_groupopt.plan.sampled_rates.curves` returned.
 
     Example:
 

@@ -13,19 +13,19 @@ from rich.table import Table
 from rich.text import Text
 
 from keras_groupopt.plan.views.figures import (
+    GROUP_COLUMNS,
     GroupFigures,
     Plan,
     PlanFigures,
-    parameter_count,
     plan_figures,
-    value_text,
 )
 from keras_groupopt.plan.views.plot import rate_rows
+from keras_groupopt.plan.views.printing import printing
 
 # The colours of Keras' summary: numbers, types, and the two answers of its "Trainable" column.
 _NUMBER, _TYPE = "color(34)", "color(33)"
-_ANSWERS = {True: ("Y", "bold color(34)"), False: ("N", "bold color(9)")}
-_SMALLEST, _WIDE, _LARGEST = 72, 110, 120
+_ANSWERS = {"Y": "bold color(34)", "N": "bold color(9)"}
+_SMALLEST, _LARGEST = 72, 120
 _ASCII = str.maketrans({"–": "-", "×": "x", "→": "->", "≥": ">=", "…": "..."})
 
 
@@ -38,24 +38,24 @@ def summary(
     console: Console | None = None,
     rates: Mapping[str, Any] | None = None,
 ) -> None:
-    """Prints a plan: one row a group, then totals and the settings that all groups share.
+    """Prints a plan: one row per group, then totals and the settings that all groups share.
 
-    "Excluded" counts the variables that decay leaves out. Memory reads `–` while the optimizer is
-    not built and nothing is known, and `≥` where only a part is known.
+    "Excluded" counts the variables that are not decayed. The memory is `–` if it is unknown, and
+    `≥` a number if only a part is known.
 
     Args:
         plan: What `Plan.to_dict()` returns.
-        expand: Whether to list each variable too; a name, or several, for these groups only.
-        line_length: Width in characters, at least 72. Defaults to the width of the console, 120 at
-            most. From 110 on, share, anchor and exclusions have columns of their own.
-        print_fn: Called with each line as plain text, instead of printing.
-        console: Where to print. Defaults to standard output, with colours in a terminal.
-        rates: What `plan.sampled_rates.curves` returns: the rates of each group at some steps,
-            printed below.
+        expand: Whether to list each variable too, or the names of the groups whose variables are
+            listed. Default: False.
+        line_length: The width in characters, at least 72. Default: the width of the console, at
+            most 120.
+        print_fn: Called with each line as plain text, instead of printing. Default: none.
+        console: Where to print. Default: standard output, with colours in a terminal.
+        rates: What `plan.sampled_rates.curves` returned, which is printed below. Default: none.
 
     Raises:
-        ValueError: If `expand` names no group, `line_length` is too small, or both `print_fn` and
-            `console` are given.
+        ValueError: If `expand` has a name that is not of a group, `line_length` is too small, or
+            both `print_fn` and `console` are given.
 
     Example:
     >>> plan = {
@@ -95,21 +95,8 @@ def summary(
         )
     figures = plan_figures(plan)
     expanded = _expanded(figures.groups, expand)
-    if print_fn is not None:
-        plain = Console(
-            width=line_length,
-            highlight=False,
-            force_terminal=False,
-            force_jupyter=False,
-            color_system=None,
-        )
-        with plain.capture() as capture:
-            _Printer(plain, line_length).print_plan(figures, expanded, rates)
-        for line in capture.get().splitlines():
-            print_fn(line.rstrip())
-    else:
-        console = console or Console(highlight=False)
-        _Printer(console, line_length).print_plan(figures, expanded, rates)
+    with printing(print_fn, console, line_length) as target:
+        _Printer(target, line_length).print_plan(figures, expanded, rates)
 
 
 def _expanded(
@@ -145,8 +132,7 @@ class _Printer:
         rates: Mapping[str, Any] | None,
     ) -> None:
         self.print_text((figures.title, "bold"))
-        wide = self.width >= _WIDE
-        self.print(self.wide_table(figures) if wide else self.narrow_table(figures))
+        self.print(self.groups_table(figures))
         for label, value in figures.totals:
             self.print_text((f"{label}: ", "bold"), (value, _NUMBER), indent=1)
         for label, value in figures.settings:
@@ -165,7 +151,7 @@ class _Printer:
                 self.print(table)
 
     def rate_tables(self, rates: Mapping[str, Any]) -> list[Table]:
-        """A column per step, in as many tables below each other as the width asks for."""
+        """One column per step, in several tables below each other if the width needs it."""
         headings, rows = rate_rows(rates)
         longest = max(len(cell) for row in rows for cell in row[1:])
         column = 3 + max(longest, *(len(line) for text in headings for line in text.split("\n")))
@@ -179,81 +165,39 @@ class _Printer:
             for row, group in zip(rows, rates["groups"], strict=True):
                 table.add_row(
                     self.text((row[0], "")),
-                    *(self.number(cell) for cell in row[1:][shown]),
+                    *(self.text((cell, _NUMBER)) for cell in row[1:][shown]),
                     style="dim" if group["frozen"] else None,
                 )
             tables.append(table)
         return tables
 
-    def wide_table(self, figures: PlanFigures) -> Table:
-        table = self.table(
-            "Group (rule)", "Variables>", "Params>", "Share>", "Learning rate", "Weight decay",
-            "Anchor", "Excluded>", "Memory>",
-        )  # fmt: skip
+    def groups_table(self, figures: PlanFigures) -> Table:
+        """One row per group. A cell with several figures has one line for each."""
+        table = self.table(*GROUP_COLUMNS)
         for group in figures.groups:
-            table.add_row(
-                self.text((f"{group.name} (", ""), (group.rule, _TYPE), (")", "")),
-                self.number(f"{group.variable_count:,}"),
-                self.number(f"{group.parameters:,}"),
-                self.number(group.share),
-                self.number(group.learning_rate),
-                self.number(group.weight_decay),
-                self.text((group.anchor, "")),
-                self.number(group.excluded),
-                self.number(group.memory),
-                style="dim" if group.frozen else None,
-            )
-        return table
-
-    def narrow_table(self, figures: PlanFigures) -> Table:
-        """Fewer columns than the wide table, with the rest on further lines of the same cells."""
-        table = self.table(
-            "Group (rule)", "Variables>", "Params>", "Learning rate", "Weight decay", "Memory>"
-        )
-        for group in figures.groups:
-            decay = [self.number(group.weight_decay)]
-            if group.decays:
-                decay.append(self.text((f"→ {group.anchor}", "")))
-                decay.append(self.text((f"{group.excluded} excluded", "")))
-            rule = self.text(("(", ""), (group.rule, _TYPE), (")", ""))
-            table.add_row(
-                _lines(self.text((group.name, "")), rule),
-                self.number(f"{group.variable_count:,}"),
-                _lines(self.number(f"{group.parameters:,}"), self.number(group.share)),
-                self.number(group.learning_rate),
-                _lines(*decay),
-                self.number(group.memory),
-                style="dim" if group.frozen else None,
-            )
+            name, *numbers = group.cells()
+            cells = [self.cell(name, ""), *(self.cell(lines, _NUMBER) for lines in numbers)]
+            table.add_row(*cells, style="dim" if group.frozen else None)
         return table
 
     def variables_table(self, group: GroupFigures) -> Table:
-        ratios = [variable.get("ratio", 1.0) for variable in group.variables]
-        several = any(ratio != 1.0 for ratio in ratios)
-        table = self.table(
-            *("Path", "Shape", "Dtype", "Params>", *(["Ratio>"] if several else [])),
-            *("Decayed", "Anchored"),
-            lines=False,
-        )
+        columns, rows = group.variable_cells()
+        table = self.table(*columns, lines=False)
         table.columns[0].ratio = 1
-        for variable, ratio in zip(group.variables, ratios, strict=True):
+        for path, *cells in rows:
             table.add_row(
-                self.text((variable["path"], _TYPE)),
-                self.number(value_text(variable["shape"])),
-                self.text((variable["dtype"], "")),
-                self.number(f"{parameter_count([variable]):,}"),
-                *([self.number(value_text(ratio))] if several else []),
-                *(Text(*_ANSWERS[bool(variable[key])]) for key in ("decayed", "anchored")),
+                self.text((path, _TYPE)),
+                *(self.text((cell, _ANSWERS.get(cell, _NUMBER))) for cell in cells),
                 style="dim" if group.frozen else None,
             )
         return table
 
     def table(self, *columns: str, lines: bool = True) -> Table:
-        """An empty table of this width; `>` after a name marks a column of numbers."""
+        """An empty table of this width. `>` after a name marks a column of numbers."""
         table = Table(box=HEAVY_HEAD, show_lines=lines, width=self.width)
         for name in columns:
             numbers = name.endswith(">")
-            # A number is never broken over two lines; text gives way instead.
+            # Text is wrapped, numbers are not.
             table.add_column(
                 name.removesuffix(">"),
                 justify="right" if numbers else "left",
@@ -262,14 +206,14 @@ class _Printer:
             )
         return table
 
-    def number(self, text: str) -> Text:
-        return self.text((text, _NUMBER))
+    def cell(self, lines: Iterable[str], style: str) -> Text:
+        return Text("\n").join(self.text((line, style)) for line in lines)
 
     def text(self, *cells: tuple[str, str]) -> Text:
         return Text.assemble(*((self.legible(text), style) for text, style in cells))
 
     def legible(self, text: str) -> str:
-        """`text` without control characters, in what the encoding of the console can write."""
+        """`text` without control characters, in characters that the console can encode."""
         if not self.console.encoding.lower().startswith("utf"):
             text = text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
         return "".join(
@@ -281,7 +225,3 @@ class _Printer:
 
     def print(self, renderable: RenderableType) -> None:
         self.console.print(renderable, width=self.width, crop=False)
-
-
-def _lines(*texts: Text) -> Text:
-    return Text("\n").join(texts)

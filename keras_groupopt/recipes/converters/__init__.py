@@ -1,4 +1,4 @@
-"""From other optimizers, with their state, to a `GroupedOptimizer`."""
+"""Converters from other optimizers, with their state, to a `GroupedOptimizer`."""
 
 from keras_groupopt.recipes.converters.foreign_state import load_torch_state as load_torch_state
 from keras_groupopt.recipes.converters.keras_optimizers import (

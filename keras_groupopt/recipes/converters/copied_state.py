@@ -1,4 +1,4 @@
-"""State of built Keras optimizers, copied by variable and slot."""
+"""Copies the state of built Keras optimizers by variable and slot."""
 
 from __future__ import annotations
 
@@ -22,17 +22,19 @@ def copy_state(
     Args:
         converted: The optimizer, with its model attached.
         model: The model.
-        owners: Per identity of a variable, the built Keras optimizer that trained it.
-        strict: Whether every slot must have a source; else those without start fresh.
+        owners: The built Keras optimizer that trained each variable, by the variable's identity.
+        strict: Whether every slot must have a source. Otherwise slots without one start fresh.
 
     Raises:
-        ValueError: If counts of steps differ, or a slot has no source where that is an error.
+        ValueError: If the optimizers made different numbers of steps, or a slot has no source and
+            `strict` is True.
     """
     steps = {int(keras.ops.convert_to_numpy(inner.iterations)) for inner in owners.values()}
     if len(steps) > 1:
         raise ValueError(
-            "The inner optimizers must have made equally many steps: a GroupedOptimizer counts "
-            f"them once. Received: {', '.join(map(str, sorted(steps)))} steps."
+            "The inner optimizers must have made the same number of steps, since a "
+            "GroupedOptimizer has one counter. Received: "
+            f"{', '.join(map(str, sorted(steps)))} steps."
         )
     converted.build(list(model.trainable_variables))
     groups = [part for part in converted._require_built("converting").groups if not part.frozen]
@@ -41,15 +43,15 @@ def copy_state(
         converted.iterations.assign(step)
     for part in groups:
         for variable, source in pairs[part.name]:
-            # On JAX a shared buffer could not be donated.
+            # JAX cannot donate a shared buffer.
             variable.assign(keras.ops.copy(keras.ops.convert_to_tensor(source)))
-        # A rule that starts over counts its own steps, on which its bias corrections depend.
+        # A rule without copied state starts its bias corrections at step 0.
         if pairs[part.name] or len(part.rule_variables) == 1:
             part.rule.iterations.assign(next(iter(steps), 0))
 
 
 def _pairs(part: BuiltGroup, owners: Mapping[int, Any], strict: bool) -> list[tuple[Any, Any]]:
-    """Returns each state variable of a group with the one it is copied from."""
+    """Returns the state variables of a group, each with the variable it is copied from."""
     found: dict[tuple[int | None, str], Any] = {}
     inners = {id(inner): inner for v in part.ruled if (inner := owners.get(id(v))) is not None}
     for inner in inners.values():

@@ -1,4 +1,4 @@
-"""One base rate and a ratio each, whose float32 products are exactly the rates wanted."""
+"""Splits rates into a base rate and ratios whose float32 products are exactly the rates."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import numpy as np
 
 
 def split(rates: Sequence[float]) -> tuple[float, list[float]]:
-    """Returns a base and a ratio per rate, with base · ratio = rate in float32.
+    """Returns a base and one ratio per rate, with base · ratio = rate in float32.
 
-    The base is the first rate that has such ratios, else the power of two nearest the first.
+    The base is the first rate for which such ratios exist, else the power of two nearest to the
+    first rate.
 
     Args:
         rates: Numbers >= 0, at least one.
@@ -35,7 +36,7 @@ def _ratio(rate: float, base: float) -> float | None:
     quotient = float(wanted) / float(factor)
     nearest = np.float32(quotient)
     neighbours = (np.nextafter(nearest, np.float32(end)) for end in (np.inf, 0.0))
-    # The short decimal is what a person would have written.
+    # Prefer a short decimal number, as a person would write it.
     for ratio in (np.float32(f"{quotient:.6g}"), nearest, *neighbours):
         if np.float32(ratio * factor) == wanted:
             return float(str(ratio))

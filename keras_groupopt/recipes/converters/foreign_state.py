@@ -1,10 +1,10 @@
-"""From the state of a torch optimizer, as plain arrays, to the state of a built optimizer."""
+"""Loads the state of a torch optimizer, as plain arrays, into a built optimizer."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,7 +18,7 @@ from keras_groupopt.step.built_group import BuiltGroup
 
 _MOMENTS = {"exp_avg": "momentums", "exp_avg_sq": "velocities"}
 
-# Per rule: torch's name of a state, and the slot that holds it here.
+# For each rule: torch's name of a state, and the slot for it.
 _SLOTS: dict[str, dict[str, str]] = {
     "adadelta": {"square_avg": "accumulated_grads", "acc_delta": "accumulated_delta_vars"},
     "adagrad": {"sum": "accumulators"},
@@ -33,7 +33,7 @@ _SLOTS: dict[str, dict[str, str]] = {
     },
     "sgd": {"momentum_buffer": "momentums"},
 }
-# torch keeps the sum of gradients, Keras the sum of updates: the rate is a factor in it.
+# torch stores a sum of gradients, Keras a sum of updates, which contains the rate as a factor.
 _TIMES_RATE = {("sgd", "momentum_buffer"): -1.0, ("rmsprop", "momentum_buffer"): 1.0}
 
 
@@ -47,33 +47,31 @@ def load_torch_state(
 ) -> None:
     """Gives a built optimizer the moments and the step of a torch optimizer.
 
-    Rates, betas, epsilon (1e-8 in torch, 1e-7 in Keras) and decay stay those of `optimizer`:
-    declare them as they were, and `exclude_from_decay=()` where biases decayed. Momentum of SGD and
-    RMSprop is stored times the rate in Keras; the present rate of the group is taken. Adam of Keras
-    adds epsilon before the bias correction, torch after it: next steps agree as far as epsilon is
-    small beside √v. torch itself is not needed.
+    Rates, betas, epsilon (1e-8 in torch, 1e-7 in Keras) and decay remain those of `optimizer`.
+    Declare them as in torch, with `exclude_from_decay=()` if biases decayed. Keras stores the
+    momentum of SGD and RMSprop times the rate, for which the current rate of the group is used.
+    Keras' Adam adds epsilon before the bias correction, torch after it, so the next steps agree if
+    epsilon is small compared with √v. torch need not be installed.
 
     Args:
         optimizer: A built `GroupedOptimizer`, also inside a `LossScaleOptimizer`.
-        state_dict: What `state_dict()` of the torch optimizer gave: its tensors may be tensors of
-            torch, on any device, or NumPy arrays.
-        paths: The layer path of each parameter; `None` leaves the parameter out. A dict from the
-            parameter's name needs a torch optimizer made from `named_parameters()`; a list is in
-            the order of the torch optimizer's parameters.
-        transpose: For weights that fit both turned round (torch stores Linear as (out, in) and
-            convolutions as (out, in, height, width)) and as they are, such as square kernels:
-            `True` turns them, `False` does not; a dict says it by layer path. Weights that fit in
-            one layout only need nothing.
-        strict: Whether every variable of `optimizer` must get its state. Otherwise the others keep
-            what they have.
-
-    Returns:
-        Nothing; nothing is assigned unless everything fits.
+        state_dict: The result of the torch optimizer's `state_dict()`. Its tensors may be torch
+            tensors on any device or NumPy arrays.
+        paths: The layer path of each parameter. `None` leaves the parameter out. A dict from
+            parameter names needs a torch optimizer made from `named_parameters()`. A list is in the
+            order of the torch optimizer's parameters.
+        transpose: Whether to transpose weights, such as square kernels, that fit with and without.
+            torch stores Linear as (out, in) and convolutions as (out, in, height, width). A dict
+            from layer path to bool decides for each weight. Weights that fit in one order of axes
+            need nothing. Default: none is decided.
+        strict: Whether every variable of `optimizer` must get its state. Otherwise the other
+            variables keep their state. Default: True.
 
     Raises:
-        ValueError: With a list of what cannot be mapped: parameters, variables, states, shapes, or
-            layouts that are open; or if parameters are at different steps.
-        TypeError: If `optimizer` is no `GroupedOptimizer`.
+        ValueError: If a parameter, variable, state or shape cannot be mapped, an order of axes is
+            not decided, or parameters are at different steps. The message lists them, and nothing
+            is assigned.
+        TypeError: If `optimizer` is not a `GroupedOptimizer`.
 
     Example:
     >>> import keras, numpy as np, keras_groupopt as kgo
@@ -96,8 +94,9 @@ def load_torch_state(
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         held = ", ".join(map(str, state_dict)) if isinstance(state_dict, Mapping) else "no dict"
         raise ValueError(
-            "`state_dict` must be what `state_dict()` of a torch optimizer gave, with `state` and "
-            f"`param_groups`. Received: {held[:200]}. Of a checkpoint pass the optimizer's entry."
+            "`state_dict` must be the result of a torch optimizer's `state_dict()`, with `state` "
+            f"and `param_groups`. Received: {held[:200]}. Of a checkpoint pass the optimizer's "
+            "entry."
         )
     built = optimizer._require_built("load_torch_state")
     targets = {
@@ -137,10 +136,10 @@ def load_torch_state(
 
 
 def _paths_by_number(state_dict: Mapping[str, Any], paths: Any) -> dict[Any, str | None]:
-    """Returns the layer path per parameter number.
+    """Returns the layer path of each parameter number.
 
     Raises:
-        ValueError: If names are not known, or counts differ.
+        ValueError: If names are unknown, or counts differ.
     """
     groups = state_dict["param_groups"]
     numbers = [number for group in groups for number in group["params"]]
@@ -148,11 +147,10 @@ def _paths_by_number(state_dict: Mapping[str, Any], paths: Any) -> dict[Any, str
         names = [name for group in groups for name in group.get("param_names", ())]
         if len(names) != len(numbers):
             raise ValueError(
-                "`paths` as a dict needs the names of the parameters in `state_dict`. Received: "
-                "one without `param_names`. Make the torch optimizer from "
-                "`module.named_parameters()`, or pass the list "
-                "`[paths[name] for name, _ in module.named_parameters()]`, in the order of the "
-                "optimizer's parameters."
+                "`paths` as a dict needs the parameter names in `state_dict`, which has no "
+                "`param_names`. Make the torch optimizer from `module.named_parameters()`, or pass "
+                "the list `[paths[name] for name, _ in module.named_parameters()]`, in the order "
+                "of the optimizer's parameters."
             )
         missing = [f"{name}: not in `paths`" for name in names if name not in paths]
         missing += [f"{name}: in `paths`, but no parameter" for name in paths if name not in names]
@@ -195,30 +193,29 @@ class _Target:
 
 
 class _Loading:
-    """What was found for the optimizer's variables, and what does not fit."""
+    """The states that are to be assigned, and the errors."""
 
     def __init__(
         self, targets: Mapping[str, _Target], transpose: bool | Mapping[str, bool] | None
     ) -> None:
         self.targets = targets
-        self.turned: Callable[[str], bool | None] = (
-            transpose.get if isinstance(transpose, Mapping) else lambda _: transpose
+        self.transpose = (
+            dict(transpose) if isinstance(transpose, Mapping) else dict.fromkeys(targets, transpose)
         )
         self.seen: set[str] = set()
         self.loaded: list[_Target] = []
         self.steps: dict[str, int] = {}
-        # Group, state variable, value, and the sign of the rate it is to be multiplied by.
+        # Group, state variable, value, and the sign of the rate that multiplies the value.
         self.found: list[tuple[str, Any, np.ndarray, float | None]] = []
         self.wrong: list[str] = []
-        unknown = (
-            [path for path in transpose if path not in targets]
-            if isinstance(transpose, Mapping)
-            else []
-        )
-        self.wrong += [f"{path}: in `transpose`,{self._nearest(path)}" for path in unknown]
+        self.wrong += [
+            f"{path}: in `transpose`,{self._nearest(path)}"
+            for path in self.transpose
+            if path not in targets
+        ]
 
     def take(self, path: str, state: Mapping[str, Any]) -> None:
-        """Notes the state of the parameter that is at `path`."""
+        """Adds the state of the parameter at `path`."""
         target = self.targets.get(path)
         if target is None:
             self.wrong.append(f"{path}: mapped to,{self._nearest(path)}")
@@ -229,8 +226,8 @@ class _Loading:
         self.seen.add(path)
         if target.rule not in _SLOTS:
             self.wrong.append(
-                f"{path}: the rule {target.rule} has no counterpart in torch that is known "
-                f"({', '.join(_SLOTS)})"
+                f"{path}: the rule {target.rule} has no known counterpart in torch; these have "
+                f"one: {', '.join(_SLOTS)}"
             )
             return
         self.loaded.append(target)
@@ -246,8 +243,8 @@ class _Loading:
             if value is None:
                 self.wrong.append(
                     f"{path}: no state for {slot} of {target.rule} "
-                    "(torch keeps none for parameters without gradients: give `None` as their "
-                    "path, and `strict=False`)"
+                    "(torch has none for parameters without gradients: pass `None` as their "
+                    "path and `strict=False`)"
                 )
             else:
                 self._fit(target, wanted[slot], slots[slot], _as_array(value))
@@ -256,9 +253,9 @@ class _Loading:
         shape = tuple(slot.shape)
         where = f"{target.path}: {name} of shape {list(value.shape)}"
         try:
-            fitting = weight_axes.to_keras(value, shape, self.turned(target.path))
+            fitting = weight_axes.to_keras(value, shape, self.transpose.get(target.path))
         except ValueError:
-            self.wrong.append(f"{where} fits as it is and turned round; say which by `transpose`")
+            self.wrong.append(f"{where} fits transposed and not transposed; set `transpose`")
             return
         if fitting is None:
             self.wrong.append(f"{where} does not fit {list(shape)}")
@@ -272,7 +269,7 @@ class _Loading:
 
 
 def _as_array(value: Any) -> np.ndarray:
-    """Returns a NumPy array for what may be a tensor of torch, which need not be installed."""
+    """Returns an array or a torch tensor as a NumPy array, without importing torch."""
     if hasattr(value, "detach"):
         value = value.detach().cpu()
         # NumPy has no bfloat16.

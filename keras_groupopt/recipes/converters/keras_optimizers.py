@@ -1,4 +1,4 @@
-"""From optimizers of Keras, built or not, to a `GroupedOptimizer` that takes the same steps."""
+"""Converters from Keras optimizers, built or not, to a `GroupedOptimizer` with the same steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from keras_groupopt import selectors
 from keras_groupopt.base import compat, text
 from keras_groupopt.base.unwrap import unwrap
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
-from keras_groupopt.plan.group import DEFAULT_GROUP, WHOLE_ONLY, Group
+from keras_groupopt.plan.group import DEFAULT_GROUP, Group
+from keras_groupopt.plan.rule_spec import WHOLE_ONLY
 from keras_groupopt.recipes.converters import exact_rates
 from keras_groupopt.recipes.converters.copied_state import copy_state
 from keras_groupopt.rules.making import rule_of
@@ -29,14 +30,14 @@ def from_multi_optimizer(optimizer: Any, model: Any) -> GroupedOptimizer:
     """Turns a `keras.optimizers.MultiOptimizer`, or its map, into one `GroupedOptimizer`.
 
     Each inner optimizer that trains a variable becomes a group with its rule, its exact rate, its
-    decay and exclusions, and its clipping. `global_clipnorm` of an inner optimizer is, as it was, a
-    limit of the norm over its group; for one norm over all groups make the optimizer with
-    `global_clipnorm=`. The default optimizer becomes the group `"default"`, which takes variables
-    added later; the others name their variables by layer path. Numbers become ratios of one base
-    rate, a schedule stays its group's own.
+    decay and exclusions, and its clipping. The `global_clipnorm` of an inner optimizer remains a
+    limit of the norm over its group. For one norm over all groups make the optimizer with
+    `global_clipnorm=`. The default optimizer becomes the group `"default"`, which gets variables
+    that are added later. The other groups list their variables by layer path. Rates that are
+    numbers become ratios of one base rate. A schedule remains the schedule of its group.
 
-    With a built optimizer the state comes along: moments, and the step. It is copied, so either
-    optimizer may be trained on. The next steps are the same.
+    The state of a built optimizer, moments and step, is copied, so both optimizers can train
+    further. The next steps are the same.
 
     Args:
         optimizer: A `MultiOptimizer` (also inside a `LossScaleOptimizer`) or an `OptimizerMap`.
@@ -46,9 +47,10 @@ def from_multi_optimizer(optimizer: Any, model: Any) -> GroupedOptimizer:
         A `GroupedOptimizer`, built if `optimizer` was. Compile the model with it.
 
     Raises:
-        TypeError: If it is neither, or the installed Keras has none of them.
-        ValueError: If an inner optimizer averages or accumulates, has a function as rate, or counts
-            other steps than the others, or a variable of the model is unknown to it.
+        TypeError: If it is of another type, or the installed Keras has neither of them.
+        ValueError: If an inner optimizer averages or accumulates, has a function as its rate, or
+            has made another number of steps than the others, or if it does not know a variable of
+            the model.
 
     Example:
     >>> import keras, keras_groupopt as kgo
@@ -81,7 +83,7 @@ def from_multi_optimizer(optimizer: Any, model: Any) -> GroupedOptimizer:
             "`optimizer.rebuild(model)`."
         )
     default = getattr(_map_of(multi), "default_optimizer", None)
-    # The default's rate first: it becomes the base where that is exact.
+    # The rate of the default optimizer comes first, so that it becomes the base if possible.
     ordered = sorted(inners.values(), key=lambda inner: inner is not default)
     base, rates = _rates(ordered, names)
     groups = [
@@ -113,20 +115,21 @@ def from_multi_optimizer(optimizer: Any, model: Any) -> GroupedOptimizer:
 def from_optimizer(optimizer: Any, model: Any, groups: Any = None) -> GroupedOptimizer:
     """Turns one Keras optimizer into a `GroupedOptimizer`, with its state.
 
-    Its rule, rate, decay, exclusions and clipping become those of the whole. Without `groups` the
-    next steps are the same. State comes along where a group has the optimizer's class and slots of
-    the same shapes; other groups start fresh, on the schedule's present step.
+    Its rule, rate, decay, exclusions and clipping become those of the new optimizer. Without
+    `groups` the next steps are the same. A group gets the state if it has the optimizer's class and
+    slots of the same shapes. Other groups start with fresh state at the current step of the
+    schedule.
 
     Args:
         optimizer: A Keras optimizer (also inside a `LossScaleOptimizer`), built or not.
         model: The model it trains.
-        groups: As for `GroupedOptimizer`. Default: one group.
+        groups: The groups, as in `GroupedOptimizer`. Default: one group.
 
     Returns:
         A `GroupedOptimizer`, built if `optimizer` was. Compile the model with it.
 
     Raises:
-        TypeError: If it is no Keras optimizer with an algorithm of its own.
+        TypeError: If it is not a Keras optimizer with its own algorithm.
         ValueError: If it averages or accumulates, or `groups` do not fit the model.
 
     Example:
@@ -147,7 +150,7 @@ def from_optimizer(optimizer: Any, model: Any, groups: Any = None) -> GroupedOpt
     paths = {info.identity: info.path for info in layer_paths.describe_model(model).infos}
     options = _decay_and_clipping(inner, variables, paths, where)
     if "weight_decay" not in options:
-        # Groups that decay themselves keep to the usual exclusion.
+        # Groups with their own decay use the default exclusion.
         options.pop("exclude_from_decay", None)
     converted = GroupedOptimizer(
         () if groups is None else groups,
@@ -189,7 +192,7 @@ def _inner_of(multi: Any, variable: Any) -> Any:
 
 
 def _names(multi: Any) -> Any:
-    """Returns a function that names the group of an inner optimizer, after its key in the map."""
+    """Returns a function that names the group of an inner optimizer by its key in the map."""
     mapping = _map_of(multi)
     items = list(mapping.items()) if isinstance(mapping, Mapping) else []
     default = getattr(mapping, "default_optimizer", None)
@@ -211,7 +214,7 @@ def _names(multi: Any) -> Any:
 
 
 def _rates(inners: Sequence[Any], names: Any) -> tuple[Any, dict[int, dict[str, Any]]]:
-    """Returns the base rate, and per inner optimizer what its group says about its rate."""
+    """Returns the base rate, and for each inner optimizer its group's arguments for the rate."""
     declared = {id(inner): compat.declared_learning_rate(inner) for inner in inners}
     for inner in inners:
         rate = declared[id(inner)]
@@ -224,7 +227,7 @@ def _rates(inners: Sequence[Any], names: Any) -> tuple[Any, dict[int, dict[str, 
     numbers = {key: rate for key, rate in declared.items() if not callable(rate)}
     first = declared[id(inners[0])]
     if callable(first):
-        # As the base it is what later variables follow.
+        # The base rate is that of variables which are added later.
         return first, {
             key: {}
             if rate is first
@@ -247,8 +250,8 @@ def _decay_and_clipping(
         if getattr(inner, option, None):
             raise ValueError(
                 f"`{option}` must not be set on an optimizer that is converted. Received: "
-                f'{option}={getattr(inner, option)!r} on {type_of(inner).__name__} ("{name}"). Its '
-                f"meaning is that of {WHOLE_ONLY[option]}."
+                f'{option}={getattr(inner, option)!r} on {type_of(inner).__name__} ("{name}"). Set '
+                f"it on {WHOLE_ONLY[option]}."
             )
     found = {
         limit: getattr(inner, limit)

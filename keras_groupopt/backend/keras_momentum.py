@@ -1,6 +1,7 @@
 """Steps of Keras' SGD and RMSprop in `keras.ops`, with a momentum that may be a tensor.
 
-Operation by operation those of Keras, so that the numbers are the same to the bit.
+The formulas are in `rules/keras_rules.py`. The operations are those of Keras, one by one, so that
+the numbers are the same to the bit.
 """
 
 from __future__ import annotations
@@ -14,69 +15,53 @@ Tensor = Any
 
 
 def sgd_step(
-    optimizer: Any,
-    gradient: Tensor,
-    variable: Any,
-    velocity: Any,
-    learning_rate: Tensor,
-    momentum: Any,
-    nesterov: bool,
+    rule: Any, gradient: Tensor, variable: Any, slots: Sequence[Any], learning_rate: Tensor
 ) -> None:
-    """Does `v ← μ v − η g`, then `w ← w + v`, or `w ← w + μ v − η g` with `nesterov`.
+    """Moves a variable by a step of SGD.
 
     Args:
-        optimizer: The optimizer, whose `assign` is used.
+        rule: The optimizer, whose hyperparameters are numbers or scalars.
         gradient: The gradient.
         variable: The variable.
-        velocity: Its velocity, a variable.
-        learning_rate: The rate η, a scalar.
-        momentum: The momentum μ, a number or a scalar.
-        nesterov: Whether to look ahead.
+        slots: The velocity, a variable.
+        learning_rate: The rate, a scalar.
     """
+    (velocity,) = slots
     rate = ops.cast(learning_rate, variable.dtype)
     gradient = ops.cast(gradient, variable.dtype)
-    share = ops.cast(momentum, variable.dtype)
+    momentum = ops.cast(rule.momentum, variable.dtype)
 
     def pulled() -> Tensor:
-        return ops.subtract(ops.multiply(velocity, share), ops.multiply(gradient, rate))
+        return ops.subtract(ops.multiply(velocity, momentum), ops.multiply(gradient, rate))
 
-    optimizer.assign(velocity, pulled())
-    optimizer.assign_add(variable, pulled() if nesterov else velocity)
+    rule.assign(velocity, pulled())
+    rule.assign_add(variable, pulled() if rule.nesterov else velocity)
 
 
 def rmsprop_step(
-    optimizer: Any,
-    gradient: Tensor,
-    variable: Any,
-    slots: Sequence[Any],
-    learning_rate: Tensor,
-    hyperparameters: tuple[Any, Any, Any],
+    rule: Any, gradient: Tensor, variable: Any, slots: Sequence[Any], learning_rate: Tensor
 ) -> None:
-    """Does `v ← ρ v + (1 − ρ) g²`, `m ← μ m + η g / √(v + ε)`, `w ← w − m`.
-
-    Centered: `a ← ρ a + (1 − ρ) g`, and `v − a²` in place of `v` under the root.
+    """Moves a variable by a step of RMSprop.
 
     Args:
-        optimizer: The optimizer, whose `assign` is used.
+        rule: The optimizer, whose hyperparameters are numbers or scalars.
         gradient: The gradient.
         variable: The variable.
-        slots: The variables `v` and `m`, and `a` if it is centered.
-        learning_rate: The rate η, a scalar.
-        hyperparameters: ρ, μ and ε, numbers or scalars.
+        slots: The variables `v`, `m` and, if the rule is centered, `a`.
+        learning_rate: The rate, a scalar.
     """
     velocity, momentum, *averages = slots
-    rho, share, epsilon = hyperparameters
     rate = ops.cast(learning_rate, variable.dtype)
     gradient = ops.cast(gradient, variable.dtype)
 
     def mean(slot: Any, value: Tensor) -> Tensor:
-        return ops.add(ops.multiply(rho, slot), ops.multiply(1 - rho, value))
+        return ops.add(ops.multiply(rule.rho, slot), ops.multiply(1 - rule.rho, value))
 
-    optimizer.assign(velocity, mean(velocity, ops.square(gradient)))
-    denominator = ops.add(velocity, epsilon)
+    rule.assign(velocity, mean(velocity, ops.square(gradient)))
+    denominator = ops.add(velocity, rule.epsilon)
     for average in averages:
-        optimizer.assign(average, mean(average, gradient))
-        denominator = velocity - ops.square(average) + epsilon
+        rule.assign(average, mean(average, gradient))
+        denominator = velocity - ops.square(average) + rule.epsilon
     increment = ops.divide(ops.multiply(rate, gradient), ops.sqrt(denominator))
-    optimizer.assign(momentum, ops.add(ops.multiply(share, momentum), increment))
-    optimizer.assign_sub(variable, momentum)
+    rule.assign(momentum, ops.add(ops.multiply(rule.momentum, momentum), increment))
+    rule.assign_sub(variable, momentum)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -15,7 +15,36 @@ from keras_groupopt.rules.registry import RULES, Registration
 Tensor = Any
 
 
-class SGD(keras.optimizers.SGD):
+class _KeepsMomentum(keras.optimizers.Optimizer):
+    """The part that stand-ins share: slots for the momentum, whatever its value, and a step."""
+
+    momentum: Any
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates the state of each variable.
+
+        Args:
+            variables: The trainable variables, as `keras.Variable`s.
+        """
+        # Keras makes slots for a momentum only if it is above 0.
+        momentum, self.momentum = self.momentum, 0.5
+        super().build(variables)
+        self.momentum = momentum
+
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        """Moves one variable by one step.
+
+        Args:
+            gradient: The gradient, of the variable's shape.
+            variable: A variable that the optimizer was built with.
+            learning_rate: The rate of this step, a scalar.
+        """
+        index = compat.place_in(self, variable)
+        slots = [slot[index] for slot in slots_of(self, RULES[self.stands_for].fused_slots)]
+        self.step_of_backend(gradient, variable, slots, learning_rate)
+
+
+class SGD(_KeepsMomentum, keras.optimizers.SGD):
     """Stands for `keras.optimizers.SGD`, which tests in Python whether there is momentum.
 
     With gradient `g`, η = `learning_rate` and μ = `momentum`:
@@ -28,30 +57,10 @@ class SGD(keras.optimizers.SGD):
     """
 
     stands_for = keras.optimizers.SGD
-
-    def build(self, variables: Sequence[Any]) -> None:
-        """Creates the velocity of each variable.
-
-        Args:
-            variables: The trainable variables, as `keras.Variable`s.
-        """
-        _build_with_momentum(self, super().build, variables)
-
-    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
-        """Moves one variable by one step.
-
-        Args:
-            gradient: The gradient, of the variable's shape.
-            variable: A variable that the optimizer was built with.
-            learning_rate: The rate of this step, a scalar.
-        """
-        velocity = self.momentums[compat.place_in(self, variable)]
-        backend.sgd_step(
-            self, gradient, variable, velocity, learning_rate, self.momentum, self.nesterov
-        )
+    step_of_backend = backend.sgd_step
 
 
-class RMSprop(keras.optimizers.RMSprop):
+class RMSprop(_KeepsMomentum, keras.optimizers.RMSprop):
     """Stands for `keras.optimizers.RMSprop`, which tests in Python whether there is momentum.
 
     With gradient `g`, η = `learning_rate`, ρ = `rho`, μ = `momentum` and ε = `epsilon`:
@@ -66,36 +75,7 @@ class RMSprop(keras.optimizers.RMSprop):
     """
 
     stands_for = keras.optimizers.RMSprop
-
-    def build(self, variables: Sequence[Any]) -> None:
-        """Creates the state of each variable.
-
-        Args:
-            variables: The trainable variables, as `keras.Variable`s.
-        """
-        _build_with_momentum(self, super().build, variables)
-
-    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
-        """Moves one variable by one step.
-
-        Args:
-            gradient: The gradient, of the variable's shape.
-            variable: A variable that the optimizer was built with.
-            learning_rate: The rate of this step, a scalar.
-        """
-        index = compat.place_in(self, variable)
-        slots = [slot[index] for slot in slots_of(self, RULES[self.stands_for].fused_slots)]
-        hyperparameters = (self.rho, self.momentum, self.epsilon)
-        backend.rmsprop_step(self, gradient, variable, slots, learning_rate, hyperparameters)
-
-
-def _build_with_momentum(
-    rule: Any, build: Callable[[Sequence[Any]], None], variables: Sequence[Any]
-) -> None:
-    """Builds a rule that makes slots for its momentum only if that is above 0."""
-    momentum, rule.momentum = rule.momentum, 0.5
-    build(variables)
-    rule.momentum = momentum
+    step_of_backend = backend.rmsprop_step
 
 
 _optimizers = keras.optimizers

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -84,10 +84,7 @@ def averaged_weights(model: Any) -> Iterator[None]:
         # What `evaluate` on JAX has not given back yet would overwrite the weights later.
         synchronize(model)
         try:
-            _put_back(raw)
-        except BaseException:
-            _put_back(raw)
-            raise
+            finish(lambda: _put_back(raw))
         finally:
             averages.in_weights = False
     done = backend.on_host(optimizer.iterations) - before
@@ -228,6 +225,15 @@ def statistics_pairs(model: Any, averages: Averages, make: bool = False) -> list
         if path in averages.statistics:
             pairs.append((averages.statistics[path], variable))
     return pairs
+
+
+def finish(restore: Callable[[], None]) -> None:
+    """Restores something, and starts over if that is interrupted, as by a second Ctrl-C."""
+    try:
+        restore()
+    except BaseException:
+        restore()
+        raise
 
 
 def _put_back(values: list[tuple[Any, Any]]) -> None:

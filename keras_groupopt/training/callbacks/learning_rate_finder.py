@@ -2,59 +2,61 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 
 from keras_groupopt import backend
-from keras_groupopt.base import text
 from keras_groupopt.base.checks import check_count, check_fraction, check_number, check_positive
 from keras_groupopt.base.unwrap import unwrap
 from keras_groupopt.optimizer import building
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.optimizer.loss_scale import LossScaleOptimizer
 from keras_groupopt.plan.views.finder_result import RateCurve, RateCurves
+from keras_groupopt.training.averaged_weights import finish
+from keras_groupopt.training.callbacks.group_names import check_moves, check_names
 from keras_groupopt.training.callbacks.rate_sweeps import GroupRates, OneRate
 from keras_groupopt.training.callbacks.snapshot import Snapshot
 
 _WHERE = "LearningRateFinder"
-# Batches in a row without a step, as gradients are not finite, after which a sweep ends.
+# A sweep ends after so many batches in a row without a step, as gradients are not finite.
 _MOST_SKIPPED = 64
 
 
 class LearningRateFinder:
     """Finds learning rates to start from: sweeps the rate up until the loss diverges.
 
-    With `n = steps` it makes optimizer steps at the rates
+    With `n = steps` it takes optimizer steps at the rates
 
         rate_i = minimum · (maximum / minimum)^(i / (n − 1)),  i = 0 … n − 1
 
-    and takes as the loss of a rate that of the batch after its step. There is a curve for each
-    group, in which that group moves at the swept rate and the others stand still; and one for all
-    groups together, in which the base rate is swept and ratios hold. Groups with a rate of their
-    own do not follow the base: they keep it there. Schedules stand still at the present step, and
-    are swept like numbers: what is found is the peak to give them. Those with `total_steps="fit"`
-    need no `fit` before.
+    and notes for each rate the loss of the batch after its step. There is one curve per group, in
+    which that group moves at the swept rate and the others stand still; and one for all groups
+    together, in which the base rate is swept and ratios hold. Groups with a rate of their own do
+    not follow the base, and keep their rate in that curve. Schedules stand still at the present
+    step, and are swept like numbers: the rate that is found is the peak to give them. Schedules
+    with `total_steps="fit"` need no `fit` before.
 
     Afterwards model and optimizer are what they were, bit for bit, also after an exception or
     Ctrl-C: weights, statistics of batch normalization, metrics, seeds, all state and counters of
     the optimizer, and the generators of Python, NumPy and torch. An optimizer that was not built
-    is not built afterwards; where a `LossScaleOptimizer` of Keras is around it, it stays built, at
-    step 0. All is kept on the host meanwhile. The step is compiled once for all curves.
+    is not built afterwards; if Keras' `LossScaleOptimizer` wraps it, it stays built, at step 0. The
+    copy of all this is on the host. The step is compiled once for all curves.
 
-    With a plain Keras optimizer, whose rate must be a number, there is one curve.
+    A plain Keras optimizer, whose rate must be a number, gets one curve.
 
     Args:
-        minimum: The first rate, positive.
-        maximum: The last rate, above `minimum`.
-        steps: The optimizer steps of each curve, at least 3.
+        minimum: The first rate, positive. Default: 1e-7.
+        maximum: The last rate, above `minimum`. Default: 10.
+        steps: The optimizer steps of each curve, at least 3. Default: 100.
         groups: Names of the groups to sweep; `None` among them stands for all together. Default:
             every group that moves, if there are several, and all together.
-        smoothing: `β` of the mean that smooths the losses, in [0, 1).
-        divergence: A sweep ends where the smoothed loss is above the lowest one by
-            `divergence − 1` times that; above 1.
+        smoothing: `β` of the mean that smooths the losses, in [0, 1). Default: 0.9.
+        divergence: A sweep ends when the smoothed loss exceeds the lowest one by
+            `divergence − 1` times that; above 1. Default: 4.
 
     Raises:
         ValueError: If a value is out of range.
@@ -94,12 +96,7 @@ class LearningRateFinder:
                 f"maximum={maximum!r} in {_WHERE}."
             )
         self.steps = check_count("steps", steps, 3, where=_WHERE)
-        if isinstance(groups, str):
-            raise TypeError(
-                f"`groups` must be a list of names. Received: groups={groups!r} in {_WHERE}. Write "
-                f"`groups=[{groups!r}]`."
-            )
-        self.groups = None if groups is None else tuple(groups)
+        self.groups = check_names(groups, where=_WHERE)
         self.smoothing = check_fraction("smoothing", smoothing, where=_WHERE)
         self.divergence = check_number("divergence", divergence, where=_WHERE)
         if self.divergence <= 1:
@@ -119,7 +116,7 @@ class LearningRateFinder:
         shuffle: bool = True,
         steps_per_epoch: int | None = None,
     ) -> RateCurves:
-        """Sweeps the rates of a compiled model on data, and puts all back.
+        """Sweeps the rates of a compiled model on data, and restores everything.
 
         Each curve takes `steps + 1` batches (times the steps of accumulation), over several epochs
         if need be.
@@ -127,12 +124,13 @@ class LearningRateFinder:
         Args:
             model: A built and compiled model.
             x: Data, as for `fit`. A generator is used up; a dataset begins anew for each curve.
-            y: As for `fit`.
-            batch_size: As for `fit`.
-            sample_weight: As for `fit`.
-            class_weight: As for `fit`.
-            shuffle: As for `fit`.
-            steps_per_epoch: As for `fit`.
+                Default: `None`.
+            y: As for `fit`. Default: `None`.
+            batch_size: As for `fit`. Default: `None`.
+            sample_weight: As for `fit`. Default: `None`.
+            class_weight: As for `fit`. Default: `None`.
+            shuffle: As for `fit`. Default: `True`.
+            steps_per_epoch: As for `fit`. Default: `None`.
 
         Returns:
             The curves, with `suggestions`, `learning_rate`, `summary()` and `plot()`.
@@ -140,39 +138,30 @@ class LearningRateFinder:
         Raises:
             TypeError: If the optimizer has no rate that can be set.
             ValueError: If the model is not built or not compiled, the loss is not finite before
-                any step, a name in `groups` is none, or the data ran out.
+                any step, a name in `groups` is unknown, or the data ran out.
         """
         _check_model(model)
-        optimizer = unwrap(model.optimizer)
-        forget = _build(model, optimizer)
-        try:
-            # Before there is something to put back.
-            if isinstance(optimizer, GroupedOptimizer):
-                rates: GroupRates | OneRate = GroupRates(optimizer)
-            else:
-                rates = OneRate(optimizer)
+        data = {
+            "x": x,
+            "y": y,
+            "batch_size": batch_size,
+            "sample_weight": sample_weight,
+            "class_weight": class_weight,
+            "shuffle": shuffle,
+            "steps_per_epoch": steps_per_epoch,
+        }
+        curves: dict[str | None, RateCurve] = {}
+        with _built(model) as optimizer:
+            is_grouped = isinstance(optimizer, GroupedOptimizer)
+            rates: Any = GroupRates(optimizer) if is_grouped else OneRate(optimizer)
             chosen = self._chosen(rates)
             before = Snapshot(model)
-            data = {
-                "x": x,
-                "y": y,
-                "batch_size": batch_size,
-                "sample_weight": sample_weight,
-                "class_weight": class_weight,
-                "shuffle": shuffle,
-                "steps_per_epoch": steps_per_epoch,
-            }
-            curves: dict[str | None, RateCurve] = {}
             with rates.swept(model):
-                try:
-                    for curve in chosen:
+                for curve in chosen:
+                    try:
                         curves[curve] = self._sweep(model, rates, curve, data)
-                        before.restore()
-                except BaseException:
-                    _restore(before)
-                    raise
-        finally:
-            forget()
+                    finally:
+                        finish(before.restore)
         return RateCurves(curves)
 
     def _chosen(self, rates: GroupRates | OneRate) -> tuple[str | None, ...]:
@@ -186,15 +175,13 @@ class LearningRateFinder:
             each = known if len(known) > 1 or not rates.follows_base else ()
             return (*each, None) if rates.follows_base else each
         for name in self.groups:
-            if name is None and not rates.follows_base:
+            if name is not None:
+                check_moves(name, known, known, where=_WHERE)
+            elif not rates.follows_base:
                 raise ValueError(
-                    "`groups` must not hold `None` where no group follows the base rate. Received: "
+                    "`groups` must not hold `None` if no group follows the base rate. Received: "
                     f"groups={list(self.groups)} in {_WHERE}."
                 )
-            if name is not None and name not in known:
-                raise ValueError(text.no_such_group(name, known, known, _WHERE))
-        if not self.groups:
-            raise ValueError(f"`groups` must hold a name. Received: groups=[] in {_WHERE}.")
         return self.groups
 
     def _sweep(
@@ -204,16 +191,16 @@ class LearningRateFinder:
         planned = [self.minimum * ratio ** (i / (self.steps - 1)) for i in range(self.steps)]
         sweep = _Sweep(self, planned, lambda rate: rates.set(curve, rate))
         try:
-            # It is the sweep that ends it.
+            # The sweep ends it.
             model.fit(**data, epochs=10**9, verbose=0, callbacks=[sweep])
         except FloatingPointError as error:
-            # Of `on_nonfinite="raise"`.
+            # With `on_nonfinite="raise"`.
             sweep.diverge(str(error))
         return sweep.curve()
 
 
 class _Sweep(keras.callbacks.Callback):
-    """Raises the rate with each optimizer step of a `fit`, and notes the losses between."""
+    """Raises the rate with each optimizer step of a `fit`, and notes the loss after each."""
 
     def __init__(self, finder: LearningRateFinder, rates: Sequence[float], assign: Any) -> None:
         super().__init__()
@@ -237,17 +224,17 @@ class _Sweep(keras.callbacks.Callback):
         self._batches = 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        # So that the loss in the logs is this batch's.
+        # The loss in the logs is then this batch's alone.
         self.model.reset_metrics()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._batches += 1
-        if "loss" not in (logs or {}):
+        if not logs or "loss" not in logs:
             raise ValueError(
                 f'`{_WHERE}` needs "loss" in the logs of each batch. Received: '
                 f"{sorted(logs or {})}. Does `train_step` return it?"
             )
-        loss = float(backend.on_host((logs or {})["loss"]))
+        loss = float(backend.on_host(logs["loss"]))
         if not math.isfinite(loss):
             self.diverge(f"loss={loss}")
             return
@@ -258,7 +245,7 @@ class _Sweep(keras.callbacks.Callback):
             self._steps_before, self._waiting = steps, 0
             self._note(sum(self._window) / len(self._window))
             self._window = []
-        elif self._waiting > _MOST_SKIPPED * self._micro_batches():
+        elif self._waiting > _MOST_SKIPPED * (self._optimizer.gradient_accumulation_steps or 1):
             self.diverge("gradients that are not finite")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -270,7 +257,7 @@ class _Sweep(keras.callbacks.Callback):
             )
 
     def _note(self, loss: float) -> None:
-        """Notes the loss of a window, which tells what the step before it did."""
+        """Notes the loss of a window, which shows what the step before it did."""
         if math.isnan(self._first):
             self._first = loss
         else:
@@ -285,14 +272,14 @@ class _Sweep(keras.callbacks.Callback):
         if self.diverged or done == len(self._rates):
             self.model.stop_training = True
             return
-        # The step that was just made was at this one's rate already: the next is of the next.
+        # The step that was just taken had the rate at `done`. The next step gets the next rate.
         self._assign(self._rates[min(done + 1, len(self._rates) - 1)])
 
     def diverge(self, what: str) -> None:
-        """Ends the sweep where a loss or its gradients are not finite.
+        """Ends the sweep, as a loss or its gradients are not finite.
 
         Raises:
-            ValueError: If there was no step before.
+            ValueError: If no step was taken before.
         """
         self.model.stop_training = True
         self.diverged = True
@@ -302,11 +289,12 @@ class _Sweep(keras.callbacks.Callback):
                 "on the first batches. Look at the data and the model."
             )
 
-    def _steps_done(self) -> int:
-        return int(backend.on_host(unwrap(self.model.optimizer).iterations))
+    @property
+    def _optimizer(self) -> Any:
+        return unwrap(self.model.optimizer)
 
-    def _micro_batches(self) -> int:
-        return unwrap(self.model.optimizer).gradient_accumulation_steps or 1
+    def _steps_done(self) -> int:
+        return int(backend.on_host(self._optimizer.iterations))
 
     def curve(self) -> RateCurve:
         """Returns what was noted."""
@@ -338,39 +326,30 @@ def _check_model(model: Any) -> None:
         )
 
 
-def _build(model: Any, optimizer: Any) -> Any:
-    """Builds the optimizer; returns a function that takes that back where it can be."""
-    outer = model.optimizer
+@contextlib.contextmanager
+def _built(model: Any) -> Iterator[Any]:
+    """Yields the model's optimizer, built. Takes the build back afterwards, if it was not built."""
+    outer, optimizer = model.optimizer, unwrap(model.optimizer)
     if not isinstance(optimizer, GroupedOptimizer):
         if not outer.built:
             outer.build(model.trainable_variables)
-        return lambda: None
-    if optimizer._built is not None and optimizer._built.averages_in_weights:
+        yield optimizer
+        return
+    built: Any = optimizer._built
+    if built is not None and built.averages_in_weights:
         raise ValueError(
             f"`{_WHERE}` must be called when the model has its weights. Received: averages in "
             "their place. Call it outside of `kgo.averaged_weights(model)`."
         )
-    was_built = optimizer._built is not None
-    if outer.built:
-        return lambda: None
-    waiting = optimizer._run.pending is not None
-    undo = building.note_unbuilt(optimizer)
-    outer.build(model.trainable_variables)
-    if was_built or waiting:
-        return lambda: None
-    if outer is optimizer or isinstance(outer, LossScaleOptimizer):
-        return undo
-
-    def stay_built() -> None:
-        # Weights may be loaded until the first step, as before a build.
-        optimizer._require_built(_WHERE).anchors_are_due = True
-
-    return stay_built
-
-
-def _restore(before: Snapshot) -> None:
+    stays = outer.built or built is not None or optimizer._run.pending is not None
+    take_back = building.note_unbuilt(optimizer)
+    if not outer.built:
+        outer.build(model.trainable_variables)
     try:
-        before.restore()
-    except KeyboardInterrupt:
-        before.restore()
-        raise
+        yield optimizer
+    finally:
+        if not stays and (outer is optimizer or isinstance(outer, LossScaleOptimizer)):
+            take_back()
+        elif not stays:
+            # Weights may be loaded until the first step, as before a build.
+            optimizer._require_built(_WHERE).anchors_are_due = True

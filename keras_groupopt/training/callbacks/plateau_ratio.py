@@ -1,4 +1,4 @@
-"""Lower ratios where a metric has stopped improving, whatever the base rate is."""
+"""Lower ratios when a metric stops improving, whatever the base rate is."""
 
 from __future__ import annotations
 
@@ -9,53 +9,53 @@ from typing import Any
 import keras
 
 from keras_groupopt import backend
-from keras_groupopt.base import text as wording
 from keras_groupopt.base.checks import (
     check_choice,
     check_count,
+    check_fraction,
     check_number,
     check_positive,
     is_schedule,
 )
 from keras_groupopt.base.unwrap import unwrap
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
+from keras_groupopt.training.callbacks.group_names import check_moves, check_names
 
 _WHERE = "PlateauRatio"
 
 
 class PlateauRatio(keras.callbacks.Callback):
-    """Lowers the ratios of groups where a metric has stopped improving.
+    """Lowers the ratios of groups when a metric stops improving.
 
     After `patience` epochs without an improvement, for each of the groups:
 
         learning_rate_ratio ← max(factor · learning_rate_ratio, min_ratio · declared ratio)
 
-    so that the groups keep their proportions down to the floor. It is
-    `keras.callbacks.ReduceLROnPlateau`, which decides when, for two cases in which that cannot be
-    used: a base rate that is a schedule, which cannot be set; and some groups only. Beside a base
-    rate that is a number `ReduceLROnPlateau` keeps the ratios too, as it lowers the base. Nothing
-    is compiled anew. A group with a rate of its own is lowered as well, as its ratio scales that.
+    The groups keep their proportions down to the floor. `keras.callbacks.ReduceLROnPlateau`
+    decides when. Use `PlateauRatio` in the two cases in which that callback cannot be used: if the
+    base rate is a schedule, which cannot be set; and if only some groups are to be lowered. If the
+    base rate is a number, `ReduceLROnPlateau` lowers the base and keeps the ratios. Nothing is
+    compiled anew. A group with a rate of its own is lowered as well, as its ratio scales that rate.
 
     Ratios are state: they are saved, and a resumed run goes on with the lowered ones. The counters
-    and the best value start over with each `fit`, as those of Keras do. Put `kgo.GroupLogger`
-    before it.
+    and the best value start over with each `fit`, as in Keras. Put `kgo.GroupLogger` before it.
 
     Args:
-        monitor: The name of the metric in the logs.
-        factor: What ratios are multiplied by, in (0, 1).
-        patience: Epochs without an improvement after which they are, >= 0.
-        min_ratio: The floor, as a share of the declared ratio, in [0, 1).
+        monitor: The name of the metric in the logs. Default: `"val_loss"`.
+        factor: What ratios are multiplied by, in (0, 1). Default: 0.1.
+        patience: Epochs without an improvement before ratios are lowered, >= 0. Default: 10.
+        min_ratio: The floor, as a share of the declared ratio, in [0, 1). Default: 0.
         groups: Names of the groups. Default: all that move.
-        mode: `"min"`, `"max"`, or `"auto"`: by the metric's name.
-        min_delta: What counts as an improvement, >= 0.
-        cooldown: Epochs after ratios were lowered that do not count, >= 0.
-        verbose: 1 to print when ratios are lowered, 0 not to.
+        mode: `"min"`, `"max"`, or `"auto"`, which decides by the metric's name. Default: `"auto"`.
+        min_delta: The least change that counts as an improvement, >= 0. Default: 1e-4.
+        cooldown: Epochs after ratios were lowered that do not count, >= 0. Default: 0.
+        verbose: 1 to print when ratios are lowered, 0 for no output. Default: 0.
 
     Raises:
-        ValueError: If a value is out of range; when training begins, if a name is that of no
-            group, or of a frozen one.
+        ValueError: If a value is out of range; when training begins, if no group has a given name,
+            or the group is frozen.
         TypeError: If an argument is of the wrong type; when training begins, if the optimizer is
-            no `GroupedOptimizer`, or the ratio of a group is a schedule.
+            not a `GroupedOptimizer`, or the ratio of a group is a schedule.
 
     Example:
 
@@ -92,18 +92,10 @@ class PlateauRatio(keras.callbacks.Callback):
             )
         self.monitor = monitor
         self.factor = check_positive("factor", factor, where=_WHERE)
-        self.min_ratio = check_number("min_ratio", min_ratio, where=_WHERE)
-        for name, value in (("factor", self.factor), ("min_ratio", self.min_ratio)):
-            if value >= 1:
-                raise ValueError(f"`{name}` must be below 1. Received: {name}={value!r}.")
-        if isinstance(groups, str):
-            raise TypeError(
-                f"`groups` must be a list of names. Received: groups={groups!r} in {_WHERE}. Write "
-                f"`groups=[{groups!r}]`."
-            )
-        self.groups = None if groups is None else tuple(groups)
-        if self.groups == ():
-            raise ValueError(f"`groups` must hold a name. Received: groups=[] in {_WHERE}.")
+        self.min_ratio = check_fraction("min_ratio", min_ratio, where=_WHERE)
+        if self.factor >= 1:
+            raise ValueError(f"`factor` must be below 1. Received: factor={factor!r} in {_WHERE}.")
+        self.groups = check_names(groups, where=_WHERE)
         self.verbose = check_count("verbose", verbose, 0, where=_WHERE)
         self._decides = keras.callbacks.ReduceLROnPlateau(
             monitor=monitor,
@@ -132,9 +124,9 @@ class PlateauRatio(keras.callbacks.Callback):
         self._decides.on_train_begin()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Looks at the metric, and lowers the ratios where it is time."""
+        """Looks at the metric, and lowers the ratios if it has stopped improving."""
         before = self._ratios()
-        # A copy: it notes a learning rate in them, which here is a share.
+        # A copy, because Keras' callback logs a learning rate, which here is a share.
         self._decides.on_epoch_end(epoch, dict(logs or {}))
         now = self._ratios()
         if self.verbose and now != before:
@@ -155,20 +147,14 @@ class PlateauRatio(keras.callbacks.Callback):
         """Returns the declared ratio of each group to lower.
 
         Raises:
-            ValueError: If a name is that of no group, or of a frozen one.
+            ValueError: If no group has a given name, or the group is frozen.
             TypeError: If a ratio is a schedule.
         """
         groups = {planned.name: planned.group for planned in optimizer.plan.groups}
         moving = [name for name, group in groups.items() if not group.frozen]
         chosen = moving if self.groups is None else self.groups
         for name in chosen:
-            if name not in groups:
-                raise ValueError(wording.no_such_group(name, groups, moving, _WHERE))
-            if name not in moving:
-                raise ValueError(
-                    f'`groups` must hold names of groups that move. Received: "{name}" in '
-                    f"{_WHERE}, which is frozen."
-                )
+            check_moves(name, groups, moving, where=_WHERE)
             if is_schedule(groups[name].learning_rate_ratio):
                 raise TypeError(
                     f"`{_WHERE}` must get groups whose `learning_rate_ratio` is a number. "
@@ -196,7 +182,7 @@ class PlateauRatio(keras.callbacks.Callback):
 
 
 class _StandIn:
-    """Stands for the model and its optimizer before Keras' callback: its rate is a share."""
+    """Stands for the model and its optimizer in Keras' callback. Its rate is a share."""
 
     def __init__(self, callback: PlateauRatio) -> None:
         self._callback = callback
@@ -204,7 +190,7 @@ class _StandIn:
 
     @property
     def metrics(self) -> list[Any]:
-        """The model's metrics, which tell what an improvement is."""
+        """The model's metrics, which say whether higher is better."""
         return list(self._callback.model.metrics)
 
     @property

@@ -1,4 +1,4 @@
-"""How the rates of a sweep are set: per group in a compiled step of its own, or one rate."""
+"""How the rates of a sweep are set: per group, in a compiled step that reads them, or one rate."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OneRate:
 
     @contextlib.contextmanager
     def swept(self, model: Any) -> Iterator[None]:
-        """Returns a context in which rates can be set."""
+        """Returns a block in which rates can be set."""
         yield
 
     def set(self, curve: str | None, rate: float) -> None:
@@ -49,36 +49,34 @@ class OneRate:
 
 
 class GroupRates:
-    """The rates of groups, whatever declares them: for a while, each is a number of its own.
+    """The rates of groups, however they are declared. In a sweep each is a number.
 
     Args:
         optimizer: A built optimizer.
     """
 
     def __init__(self, optimizer: GroupedOptimizer) -> None:
-        built = optimizer._require_built("LearningRateFinder")
-        self._optimizer, self._built = optimizer, built
-        self._moving = [group for group in built.groups if not group.frozen and group.variables]
+        self._optimizer = optimizer
+        self._built = optimizer._require_built("LearningRateFinder")
+        self._moving = [g for g in self._built.groups if not g.frozen and g.variables]
         self.groups = tuple(group.name for group in self._moving)
-        # Per group the factor of the base rate, or its own rate.
-        self._factors: dict[str, float] = {}
-        self._own: dict[str, float] = {}
+        # By group, the factor of the base rate, and the rate if it does not follow the base.
+        self._rates: dict[str, tuple[float, float]] = {}
         with self._no_run(), optimizer._in_run():
             base = ops.cast(optimizer.learning_rate, "float32")
             at = ops.convert_to_tensor(optimizer.iterations)
             for group in self._moving:
                 if group.follows_base:
                     ratio = group.scalars["learning_rate_ratio"].at(at)
-                    self._factors[group.name] = backend.on_host(ratio)
+                    self._rates[group.name] = (backend.on_host(ratio), 0.0)
                 else:
-                    self._own[group.name] = backend.on_host(group.rate(base, at))
+                    self._rates[group.name] = (0.0, backend.on_host(group.rate(base, at)))
 
     @contextlib.contextmanager
     def _no_run(self) -> Iterator[None]:
-        """Returns a context in which no `fit` is the run that schedules are made for."""
+        """Returns a block in which no `fit` is the run that schedules are made for."""
         length, run = self._built.run_length, self._optimizer._run
-        unknown = length is not None and length.is_unknown
-        if length is not None and unknown:
+        if length is not None and length.is_unknown:
             length.pretended = ENDLESS
         run.is_training = False
         try:
@@ -91,11 +89,11 @@ class GroupRates:
     @property
     def follows_base(self) -> bool:
         """Whether the base rate moves any group."""
-        return any(self._factors.values())
+        return any(factor for factor, _ in self._rates.values())
 
     @contextlib.contextmanager
     def swept(self, model: Any) -> Iterator[None]:
-        """Returns a context in which rates can be set, with a compiled step that reads them."""
+        """Returns a block in which rates can be set, with a compiled step that reads them."""
         before = model.train_function
         with checkpoint.beside_weights(), backend.on_devices_of([self._optimizer.iterations]):
             for group in self._moving:
@@ -116,10 +114,9 @@ class GroupRates:
             model.train_function = before
 
     def set(self, curve: str | None, rate: float) -> None:
-        """Sets all rates: of one group, where the others stand still, or of the base."""
+        """Sets the rate of one group, while the others stand still, or for `None` the base."""
         for group in self._moving:
+            factor, own = self._rates[group.name]
             if curve is not None:
-                own = rate if group.name == curve else 0.0
-            else:
-                own = self._own.get(group.name, rate * self._factors.get(group.name, 0.0))
-            group.swept.assign(own)
+                factor, own = float(group.name == curve), 0.0
+            group.swept.assign(rate * factor + own)

@@ -1,4 +1,4 @@
-"""Keras' own underscore names are used in `base/compat.py` alone, which gives the reasons."""
+"""Keras' own underscore names are used in `base/compat` alone, which gives the reasons."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = {
     ".".join(path.relative_to(REPOSITORY).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted((REPOSITORY / "keras_groupopt").rglob("*.py"))
-    if path.name != "compat.py"
+    if path.parent.name != "compat"
 }
 BY_NAME = ("getattr", "hasattr", "setattr", "delattr")
 KERAS_CLASSES = [

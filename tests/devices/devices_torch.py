@@ -14,25 +14,14 @@ from typing import Any
 
 import keras
 import numpy as np
+from device_runs import ROWS, X, make, numbers
 
 import keras_groupopt as kgo
 
-X = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
-# Larger gradients for one process than for the other: means of clipped ones would differ.
-X[::8] *= 3.0
 OVERFLOWS = X.copy()
 # A sample of the second process, in the second batch.
 OVERFLOWS[13] = np.inf
-WHOLE = {"gradient_accumulation_steps": 2, "ema": kgo.EMA(0.5)}
-# What trains how: options of the optimizer, and what is put around it.
-ROWS: dict[str, tuple[dict[str, Any], Any]] = {
-    "clip and anchors": ({}, None),
-    "accumulation and averages": (WHOLE, None),
-    "loss scale": (WHOLE, kgo.LossScaleOptimizer),
-    "SAM": (WHOLE | {"gradient_rule": lambda: kgo.SAM(0.1)}, kgo.LossScaleOptimizer),
-    "LookSAM": (WHOLE | {"gradient_rule": lambda: kgo.LookSAM(0.5, every=3)}, None),
-    "GSAM": ({"gradient_rule": lambda: kgo.GSAM(0.1)}, None),
-}
+ROWS = ROWS | {"GSAM": ({"gradient_rule": lambda: kgo.GSAM(0.1)}, None)}
 # Other loops, of the first row.
 MORE: dict[str, dict[str, Any]] = {
     "no_sync": {"micro_batches": 2},
@@ -41,25 +30,8 @@ MORE: dict[str, dict[str, Any]] = {
 PROCESSES = 2
 
 
-def make(options: dict[str, Any], wrap: Any, seed: int = 0) -> tuple[keras.Model, Any]:
-    keras.utils.set_random_seed(seed)
-    layers = [keras.layers.Dense(8, name="enc"), keras.layers.Dense(4, name="head")]
-    model = keras.Sequential([keras.Input((4,)), *layers])
-    options = dict(options)
-    make_rule = options.pop("gradient_rule", None)
-    if make_rule is not None:
-        model = kgo.sharpness_aware(model, make_rule())
-    group = kgo.Group("enc", "enc", learning_rate_ratio=0.5, weight_decay=0.1, anchor="initial")
-    options = {"rule": "adam", "learning_rate": 0.01, "global_clipnorm": 0.1, **options}
-    optimizer = kgo.GroupedOptimizer([group], model=model, **options)
-    optimizer = wrap(optimizer) if wrap else optimizer
-    model.compile(optimizer, loss="mse", auto_scale_loss=False)
-    return model, optimizer
-
-
 def train(
     model: keras.Model,
-    optimizer: Any,
     call: Any,
     rank: int,
     processes: int,
@@ -69,7 +41,7 @@ def train(
     """A loop of one's own. With `micro_batches`, torch adds up that many gradients for one step."""
     import torch
 
-    variables = model.trainable_variables
+    optimizer, variables = model.optimizer, model.trainable_variables
     size = 8 // processes
     for batch in range(8):
         start = batch % 4 * 8 + size * rank
@@ -92,13 +64,6 @@ def train(
                 variable.value.grad = None
 
 
-def numbers(model: keras.Model, optimizer: Any) -> np.ndarray:
-    found = [*model.weights, *optimizer.variables]
-    return np.concatenate(
-        [np.ravel(keras.ops.convert_to_numpy(v)).astype("float64") for v in found]
-    )
-
-
 def work(rank: int, folder: str, address: str) -> None:
     """What each process does."""
     import torch
@@ -109,20 +74,20 @@ def work(rank: int, folder: str, address: str) -> None:
     parallel = torch.nn.parallel.DistributedDataParallel
     for row, (options, wrap) in ROWS.items():
         # Other weights in each process: those of rank 0 are given to all before the build.
-        model, optimizer = make(options, wrap, seed=rank)
-        train(model, optimizer, parallel(model), rank, PROCESSES)
-        np.save(pathlib.Path(folder) / f"{row}-{rank}.npy", numbers(model, optimizer))
+        model = make(options, wrap, seed=rank)
+        train(model, parallel(model), rank, PROCESSES)
+        np.save(pathlib.Path(folder) / f"{row}-{rank}.npy", numbers(model))
     if rank == 0:
         model.save(f"{folder}/model.keras")
     torch.distributed.barrier()
     loaded = keras.saving.load_model(f"{folder}/model.keras")
-    assert np.array_equal(numbers(loaded, loaded.optimizer), numbers(model, optimizer))
-    train(loaded, loaded.optimizer, parallel(loaded), rank, PROCESSES)
-    np.save(pathlib.Path(folder) / f"loaded-{rank}.npy", numbers(loaded, loaded.optimizer))
+    assert np.array_equal(numbers(loaded), numbers(model))
+    train(loaded, parallel(loaded), rank, PROCESSES)
+    np.save(pathlib.Path(folder) / f"loaded-{rank}.npy", numbers(loaded))
     for name, how in MORE.items():
-        model, optimizer = make(*ROWS["clip and anchors"], seed=rank)
-        train(model, optimizer, parallel(model), rank, PROCESSES, **how)
-        np.save(pathlib.Path(folder) / f"{name}-{rank}.npy", numbers(model, optimizer))
+        model = make(*ROWS["clip and anchors"], seed=rank)
+        train(model, parallel(model), rank, PROCESSES, **how)
+        np.save(pathlib.Path(folder) / f"{name}-{rank}.npy", numbers(model))
     torch.distributed.destroy_process_group()
 
 
@@ -131,16 +96,16 @@ def main() -> None:
 
     alone = {}
     for row, (options, wrap) in ROWS.items():
-        model, optimizer = make(options, wrap)
-        train(model, optimizer, model, 0, 1)
-        alone[row] = numbers(model, optimizer)
-    train(model, optimizer, model, 0, 1)
-    alone["loaded"] = numbers(model, optimizer)
+        model = make(options, wrap)
+        train(model, model, 0, 1)
+        alone[row] = numbers(model)
+    train(model, model, 0, 1)
+    alone["loaded"] = numbers(model)
     for name, how in MORE.items():
-        model, optimizer = make(*ROWS["clip and anchors"])
-        train(model, optimizer, model, 0, 1, **how)
-        alone[name] = numbers(model, optimizer)
-        assert int(optimizer.skipped_steps) == (2 if name == "overflow" else 0)
+        model = make(*ROWS["clip and anchors"])
+        train(model, model, 0, 1, **how)
+        alone[name] = numbers(model)
+        assert int(model.optimizer.skipped_steps) == (2 if name == "overflow" else 0)
     address = f"file://{os.getcwd()}/meeting"
     torch.multiprocessing.spawn(work, (os.getcwd(), address), nprocs=PROCESSES)
     found = {}

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 from typing import Any
 
 import pytest
-from devices_jax import LIVE, LIVE_IN, PLACES, ROWS
-from finding import found_by
+from devices_jax import LIVE, LIVE_IN, RUNS
 
 pytestmark = pytest.mark.backends("jax", reason="keras.distribution runs on JAX")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(tmp_path_factory: pytest.TempPathFactory, new_process_in: Any) -> dict[str, Any]:
     """What the program found on 4 devices."""
     flags = "--xla_force_host_platform_device_count=4"
-    return found_by("devices_jax.py", tmp_path_factory.mktemp("devices"), XLA_FLAGS=flags)
+    program = pathlib.Path(__file__).with_name("devices_jax.py")
+    folder = tmp_path_factory.mktemp("devices")
+    return json.loads(new_process_in(folder, program, env={"XLA_FLAGS": flags}))
 
 
-@pytest.mark.parametrize("row", ROWS)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("place", "row"), RUNS)
 def test_four_devices_give_the_numbers_of_one_and_compile_one_step(found, place, row):
     result = found["rows"][f"{place}: {row}"]
     assert result["difference"] < 1e-6

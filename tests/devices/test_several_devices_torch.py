@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 from typing import Any
 
 import pytest
-from devices_torch import ROWS
-from finding import found_by
+from device_runs import ROWS
 
 pytestmark = pytest.mark.backends("torch", reason="only torch has DistributedDataParallel")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(tmp_path_factory: pytest.TempPathFactory, new_process_in: Any) -> dict[str, Any]:
     """What the program found with 2 processes."""
-    return found_by("devices_torch.py", tmp_path_factory.mktemp("devices"))
+    program = pathlib.Path(__file__).with_name("devices_torch.py")
+    return json.loads(new_process_in(tmp_path_factory.mktemp("devices"), program))
 
 
-@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize(
+    "row",
+    [
+        *ROWS,
+        "GSAM",
+        pytest.param("loaded", id="a model saved by one process goes on in all"),
+        pytest.param("no_sync", id="gradients that torch adds up are those of one batch"),
+        pytest.param("overflow", id="an overflow in one process is skipped in all"),
+    ],
+)
 def test_two_processes_give_the_numbers_of_one_and_agree_to_the_bit(found, row):
     assert found[row]["difference"] < 1e-6
     assert found[row]["identical"]
-
-
-def test_a_model_saved_by_one_process_goes_on_in_all(found):
-    assert found["loaded"]["difference"] < 1e-6
-    assert found["loaded"]["identical"]
-
-
-def test_gradients_that_torch_adds_up_are_those_of_one_batch(found):
-    assert found["no_sync"]["difference"] < 1e-6
-    assert found["no_sync"]["identical"]
-
-
-def test_an_overflow_in_one_process_is_skipped_in_all(found):
-    assert found["overflow"]["difference"] < 1e-6
-    assert found["overflow"]["identical"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -84,20 +85,14 @@ def test_a_step_that_is_not_finite_leaves_all_state_to_the_bit(
     name: str, way: str, clipping: str
 ) -> None:
     fault, group = AT_FAULT[name]
-    model, other = make_model(), make_model()
-    optimizer = optimizer_of(model, **CLIPPINGS[clipping])
-    steps = []
-    for each, own in ((model, optimizer), (other, optimizer_of(other, **CLIPPINGS[clipping]))):
-        variables = by_path(each)
+    runs = []
+    for model in (make_model(), make_model()):
+        own, variables = optimizer_of(model, **CLIPPINGS[clipping]), by_path(model)
         compiled, traces = compiled_step(own, list(variables.values()))
-        if way == "eager":
-
-            def step(values: Any, own: Any = own, variables: Any = variables) -> None:
-                own.apply(values, list(variables.values()))
-        else:
-            step = compiled
-        steps.append((step, variables, traces))
-    (step, variables, traces), (plain, others, _) = steps
+        eager = functools.partial(own.apply, trainable_variables=list(variables.values()))
+        runs.append((model, own, eager if way == "eager" else compiled, traces))
+    (model, optimizer, step, traces), (other, _, plain, _) = runs
+    variables, others = by_path(model), by_path(other)
     step(tensors_of(gradients(0), variables))
     assert optimizer.first_nonfinite_group is None
     before, state = weights_of(model), state_without_guard(optimizer)

@@ -187,23 +187,6 @@ def test_the_joint_norm_is_that_of_all_gradients_laid_end_to_end(case: Case, fus
     assert_close(weights_of(model), case.expected_weights(steps), case.tolerance)
 
 
-def test_two_groups_of_gradients_3_and_4_share_a_limit_of_1() -> None:
-    model = make_model()
-    optimizer = kgo.GroupedOptimizer(
-        [kgo.Group("backbone", "backbone"), kgo.Group("head", "head")],
-        model=model,
-        rule="sgd",
-        learning_rate=1.0,
-        global_clipnorm=1.0,
-    )
-    given = {path: np.zeros_like(w) for path, w in initial_weights().items()}
-    given["backbone/bias"][0], given["head/gain"][()] = 3.0, 4.0
-    take_step(optimizer, model, given)
-    moved = {p: initial_weights()[p] - w for p, w in weights_of(model).items()}
-    np.testing.assert_allclose(moved["backbone/bias"], [0.6, 0.0, 0.0, 0.0], rtol=1e-6)
-    np.testing.assert_allclose(moved["head/gain"], 0.8, rtol=1e-6)
-
-
 # Config and state -----------------------------------------------------------------------------
 
 

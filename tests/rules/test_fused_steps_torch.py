@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from keras import ops
+from models import assert_equal
 
 import keras_groupopt as kgo
 
@@ -135,8 +136,7 @@ def test_memory_in_another_order_is_read_as_what_it_is(rule: str, strided: str) 
             optimizer.apply(given, weights)
             values = weights
         moved.append([ops.convert_to_numpy(value) for value in values])
-    for value, expected in zip(*moved, strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-6)
+    assert_equal(*moved, rtol=1e-6, atol=1e-6)
 
 
 def test_a_gradient_of_another_shape_or_dtype_is_left_to_the_rule() -> None:

@@ -12,6 +12,7 @@ import pytest
 from cases import RULES, by_path, gradients, make_model, numpy_of, stairs, stairs_at, weights_of
 from chosen_gradients import fit, mean_output, towers
 from comparing import Arrays, assert_same, compiled_step, state_of
+from models import assert_equal
 
 import keras_groupopt as kgo
 
@@ -299,8 +300,7 @@ def test_use_ema_gives_the_weights_of_plain_keras() -> None:
         x = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
         model.fit(x, x[:, :2], batch_size=4, shuffle=False, verbose=0)
         found.append(model.get_weights())
-    for mine, theirs in zip(*found, strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7)
+    assert_equal(*found, rtol=1e-6, atol=1e-7)
 
 
 # Where they begin -----------------------------------------------------------------------------

@@ -5,34 +5,10 @@ from __future__ import annotations
 import keras
 import numpy as np
 import pytest
+from cases import Jump
 from chosen_gradients import fit, mean_output, towers, train, weights
 
 import keras_groupopt as kgo
-
-
-@keras.saving.register_keras_serializable(package="tests")
-class FromStep(keras.optimizers.schedules.LearningRateSchedule):
-    """0 before a step, a value from it on: gradual unfreezing."""
-
-    def __init__(self, start: int, value: float) -> None:
-        self.start, self.value = start, value
-
-    def __call__(self, step):
-        return keras.ops.where(keras.ops.cast(step, "float32") >= self.start, self.value, 0.0)
-
-    def get_config(self):
-        return {"start": self.start, "value": self.value}
-
-
-@keras.saving.register_keras_serializable(package="tests")
-class WarmUp(keras.optimizers.schedules.LearningRateSchedule):
-    """From 0 to 0.1 over 10 steps."""
-
-    def __call__(self, step):
-        return 0.01 * keras.ops.minimum(keras.ops.cast(step, "float32"), 10.0)
-
-    def get_config(self):
-        return {}
 
 
 def cosine(first: float, steps: int) -> np.ndarray:
@@ -63,7 +39,7 @@ def test_warm_up_and_cosine_keep_the_ratio_of_two_groups_over_the_whole_run():
 
 def test_the_ratio_of_two_groups_holds_at_every_step_the_first_included():
     model = towers("a", "b")
-    optimizer = one_and_two(model, WarmUp())
+    optimizer = one_and_two(model, kgo.schedules.Linear(0.0, 10, 0.1))
     variables = model.trainable_variables
     optimizer.build(variables)
     gradients = [keras.ops.ones((1, 1)), keras.ops.ones((1, 1))]
@@ -84,7 +60,7 @@ def test_a_group_unfrozen_while_training_starts_at_the_present_rate_of_the_sched
     schedule = keras.optimizers.schedules.CosineDecay(1.0, 100)
     model = towers("backbone", "head")
     optimizer = kgo.GroupedOptimizer(
-        {"backbone": kgo.Group("backbone", "backbone", learning_rate_ratio=FromStep(50, 0.1))},
+        {"backbone": kgo.Group("backbone", "backbone", learning_rate_ratio=Jump(0.0, 0.1, at=50))},
         model=model,
         rule=kgo.rule("sgd", momentum=0.9),
         learning_rate=schedule,

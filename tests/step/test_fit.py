@@ -105,8 +105,7 @@ def test_several_fits_equal_one_with_evaluate_and_predict_between(way):
         fit(model)
         model.evaluate(X, Y, verbose=0)
         model.predict(X, verbose=0)
-    for weight, value in zip(model.get_weights(), straight.get_weights(), strict=True):
-        np.testing.assert_array_equal(weight, value)
+    models.assert_equal(model, straight)
     for variable, other in zip(
         model.optimizer.variables, straight.optimizer.variables, strict=True
     ):
@@ -146,8 +145,7 @@ def test_a_cloned_model_cannot_take_the_optimizer_itself():
     clone.compile(optimizer=model.optimizer, loss="mse")
     with pytest.raises(ValueError, match=r"unknown .*kernel.*another model"):
         fit(clone, callbacks=[kgo.GroupLogger()])
-    for weight, value in zip(clone.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(weight, value)
+    models.assert_equal(clone, before)
     model.compile(optimizer=model.optimizer, loss="mse")
     fit(model)
     check(model, 2)
@@ -162,8 +160,7 @@ def test_a_layer_frozen_while_its_group_has_state_rests_and_goes_on():
     before = body.get_weights()
     head = model.get_layer("head").get_weights()
     fit(model)
-    for weight, value in zip(body.get_weights(), before, strict=True):
-        np.testing.assert_array_equal(weight, value)
+    models.assert_equal(body, before)
     assert np.abs(model.get_layer("head").get_weights()[0] - head[0]).max() > 1e-3
     body.trainable = True
     model.compile(optimizer=model.optimizer, loss="mse")

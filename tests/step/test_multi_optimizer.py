@@ -182,15 +182,6 @@ def test_multi_optimizer_has_no_rate() -> None:
         optimizer.learning_rate = 0.1
 
 
-def test_a_part_whose_gradients_are_all_missing_stops_nobody() -> None:
-    model = towers("a", "b")
-    with pytest.warns(UserWarning, match="No gradient for b/kernel"):
-        sgd(model, {"a": "a", "b": "b"}).apply(
-            [keras.ops.full((1, 1), 3.0), None], model.trainable_variables
-        )
-    assert weights(model) == {"a/kernel": -3.0, "b/kernel": 0.0}
-
-
 @on_measured_keras
 def test_multi_optimizer_aborts_the_step_after_moving_the_first_part() -> None:
     model = towers("a", "b")

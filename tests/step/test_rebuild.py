@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 from chosen_gradients import fit, groups_of, mean_output, towers, train, weights
+from models import assert_equal, dense, numpy_of
 from saving_models import fill, nested
 from saving_models import fit as fit_mse
 
@@ -25,14 +26,17 @@ def grouped(model: keras.Model | None, groups: Any = (), **options: Any) -> kgo.
 
 def state_of(optimizer: kgo.GroupedOptimizer) -> dict[str, np.ndarray]:
     """Moments and anchors by the path of the state variable."""
-    return {
-        variable.path: np.array(keras.ops.convert_to_numpy(variable))
-        for variable in optimizer.variables
-    }
+    return {variable.path: numpy_of(variable) for variable in optimizer.variables}
 
 
 def slots_of(optimizer: kgo.GroupedOptimizer, path: str) -> list[np.ndarray]:
     return [value for key, value in state_of(optimizer).items() if f"/{path}/" in f"{key}/"]
+
+
+def trained(model: keras.Model, **options: Any) -> keras.Model:
+    """Fits three steps on the mean squared error at a rate of 1/8."""
+    model.compile(optimizer=grouped(model, **{"learning_rate": 0.125, **options}), loss="mse")
+    return fit_mse(model)
 
 
 def frozen_backbone() -> keras.Model:
@@ -70,14 +74,11 @@ def test_unfrozen_groups_move_at_their_ratios_of_the_schedule_now():
 def test_the_head_goes_on_as_if_nothing_had_been_unfrozen(rule):
     heads = []
     for unfreeze in (False, True):
-        model = frozen_backbone()
-        optimizer = grouped(model, rule=rule, learning_rate=0.125)
-        model.compile(optimizer=optimizer, loss="mse")
-        fit_mse(model)
+        model = trained(frozen_backbone(), rule=rule)
         body = [np.array(w) for w in model.get_layer("body").get_weights()]
         if unfreeze:
             model.get_layer("body").trainable = True
-            report = optimizer.rebuild(model, {"body": "body"})
+            report = model.optimizer.rebuild(model, {"body": "body"})
             assert not [key for key in report.kept if key.startswith("body/")]
             assert not [key for key in report.fresh if key.startswith("default/")]
             assert report.dropped == []
@@ -89,28 +90,20 @@ def test_the_head_goes_on_as_if_nothing_had_been_unfrozen(rule):
             for w, old in zip(model.get_layer("body").get_weights(), body, strict=True)
         ]
         assert all(moved) == any(moved) == unfreeze
-    for value, expected in zip(*heads, strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-6, atol=1e-7)
+    assert_equal(*heads, rtol=1e-6, atol=1e-7)
 
 
-class Unfreeze(keras.callbacks.Callback):
-    """Unfreezes a tower when an epoch begins or ends."""
+def unfreezing(when: str) -> keras.callbacks.Callback:
+    """Unfreezes a tower when the third epoch begins, or when the second ends."""
+    callback = keras.callbacks.Callback()
 
-    def __init__(self, when: str) -> None:
-        super().__init__()
-        self.when = when
+    def unfreeze(epoch: int, logs: Any = None) -> None:
+        if epoch == (2 if when == "begin" else 1):
+            callback.model.get_layer("a").trainable = True
+            callback.model.optimizer.rebuild(callback.model)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        if self.when == "begin" and epoch == 2:
-            self.unfreeze()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self.when == "end" and epoch == 1:
-            self.unfreeze()
-
-    def unfreeze(self) -> None:
-        self.model.get_layer("a").trainable = True
-        self.model.optimizer.rebuild(self.model)
+    setattr(callback, f"on_epoch_{when}", unfreeze)
+    return callback
 
 
 @pytest.mark.parametrize("when", ["begin", "end"])
@@ -118,15 +111,8 @@ def test_a_callback_unfreezes_within_one_fit(when):
     model = towers("a", "b")
     model.get_layer("a").trainable = False
     model.compile(optimizer=grouped(model, rule="sgd"), loss=mean_output)
-    x = [np.ones((1, 1), "float32")] * 2
-    model.fit(
-        x,
-        np.zeros((1, 1)),
-        epochs=4,
-        verbose=0,
-        callbacks=[Unfreeze(when)],
-        validation_data=(x, np.zeros((1, 1))),
-    )
+    data = [np.ones((1, 1), "float32")] * 2, np.zeros((1, 1))
+    model.fit(*data, epochs=4, verbose=0, callbacks=[unfreezing(when)], validation_data=data)
     assert weights(model) == {"a/kernel": -2.0, "b/kernel": -4.0}
 
 
@@ -241,8 +227,7 @@ def test_a_changed_model_is_refused_in_the_same_words_and_goes_on_after_a_rebuil
         fit_mse(model, 1)
     kept = slots_of(optimizer, "second/kernel")
     report = optimizer.rebuild(model)
-    for value, before in zip(slots_of(optimizer, "second/kernel"), kept, strict=True):
-        np.testing.assert_array_equal(value, before)
+    assert_equal(slots_of(optimizer, "second/kernel"), kept)
     assert {key for key in report.fresh if key.endswith("momentums")} == {
         f"default/{path}/momentums" for path in new
     }
@@ -253,12 +238,9 @@ def test_a_changed_model_is_refused_in_the_same_words_and_goes_on_after_a_rebuil
 
 
 def test_lora_without_compile_trains_its_weights_and_leaves_the_kernel_alone():
-    model = plain()
-    optimizer = grouped(model, learning_rate=0.125)
-    model.compile(optimizer=optimizer, loss="mse")
-    fit_mse(model)
+    model = trained(plain())
     change_to_lora(model)
-    report = optimizer.rebuild(model)
+    report = model.optimizer.rebuild(model)
     assert report.dropped == ["default/head/kernel/momentums"]
     before = weights(model)
     fit_mse(model, 2)
@@ -269,10 +251,8 @@ def test_lora_without_compile_trains_its_weights_and_leaves_the_kernel_alone():
 
 
 def test_a_new_head_starts_fresh_though_its_path_and_shape_are_those_of_the_old_one():
-    model = fill(nested())
-    optimizer = grouped(model, learning_rate=0.125, weight_decay=0.5, anchor="initial")
-    model.compile(optimizer=optimizer, loss="mse")
-    fit_mse(model)
+    model = trained(fill(nested()), weight_decay=0.5, anchor="initial")
+    optimizer = model.optimizer
     kept = slots_of(optimizer, "dense/kernel")
     inputs = keras.Input((4,))
     body = model.get_layer("body")
@@ -280,8 +260,7 @@ def test_a_new_head_starts_fresh_though_its_path_and_shape_are_those_of_the_old_
     report = optimizer.rebuild(new)
     assert "default/head/kernel/momentums" in report.fresh
     assert "default/head/kernel/momentums" in report.dropped
-    for value, before in zip(slots_of(optimizer, "dense/kernel"), kept, strict=True):
-        np.testing.assert_array_equal(value, before)
+    assert_equal(slots_of(optimizer, "dense/kernel"), kept)
     new.compile(optimizer=optimizer, loss="mse")
     fit_mse(new, 1)
     assert int(optimizer.iterations) == 4
@@ -304,17 +283,14 @@ def test_a_layer_keeps_its_state_when_another_takes_its_automatic_name():
 
 
 def test_a_model_made_anew_keeps_state_by_path():
-    model = fill(nested())
-    optimizer = grouped(model, learning_rate=0.125)
-    model.compile(optimizer=optimizer, loss="mse")
-    fit_mse(model)
+    model = trained(fill(nested()))
+    optimizer = model.optimizer
     clone = keras.models.clone_model(model)
     clone.set_weights(model.get_weights())
     before = state_of(optimizer)
     report = optimizer.rebuild(clone)
     assert report.fresh == report.dropped == []
-    for name, value in state_of(optimizer).items():
-        np.testing.assert_array_equal(value, before[name])
+    assert_equal(list(state_of(optimizer).values()), list(before.values()))
     clone.compile(optimizer=optimizer, loss="mse")
     fit_mse(clone, 1)
 
@@ -397,10 +373,7 @@ def test_anchors_that_a_config_does_not_hold_are_not_made_up():
 
 def test_numbers_set_by_hand_stay_where_they_are_declared_as_before():
     model = towers("a", "b", "c")
-    groups = [
-        kgo.Group("a", "a", learning_rate_ratio=0.5),
-        kgo.Group("b", "b", learning_rate_ratio=0.5),
-    ]
+    groups = [kgo.Group(name, name, learning_rate_ratio=0.5) for name in "ab"]
     optimizer = grouped(model, groups, rule="sgd")
     train(model, optimizer, 0.0)
     optimizer.learning_rate = 2.0
@@ -471,11 +444,7 @@ def test_a_loaded_optimizer_is_rebuilt_from_its_declaration(tmp_path, made_by):
 
 def half_precision() -> keras.Model:
     keras.config.set_dtype_policy("mixed_float16")
-    try:
-        layers = [keras.layers.Dense(3, name="first"), keras.layers.Dense(2, name="head")]
-        return fill(keras.Sequential([keras.Input((4,)), *layers]))
-    finally:
-        keras.config.set_dtype_policy("float32")
+    return fill(dense(first=3, head=2))
 
 
 @pytest.mark.parametrize("scaled", [kgo.LossScaleOptimizer, keras.optimizers.LossScaleOptimizer])
@@ -496,9 +465,7 @@ def test_a_loss_scale_around_it_follows(scaled):
 
 @pytest.mark.parametrize("scaled", [kgo.LossScaleOptimizer, lambda optimizer: optimizer])
 def test_state_waits_for_a_build_inside_a_loss_scale(scaled):
-    model = half_precision()
-    model.compile(optimizer=grouped(model, learning_rate=0.125), loss="mse")
-    fit_mse(model)
+    model = trained(half_precision())
     new = grouped(model, {"head": "head"}, learning_rate=0.125)
     report = kgo.transfer_state(model.optimizer, new)
     assert report.status == "waits for the build"
@@ -561,8 +528,7 @@ def test_a_rebuild_that_fails_leaves_the_optimizer_as_it_was(case):
     assert [id(v) for v in optimizer.variables] == [id(v) for v in variables]
     assert optimizer.plan is plan
     assert optimizer.get_config() == config
-    for name, value in state_of(optimizer).items():
-        np.testing.assert_array_equal(value, before[name])
+    assert_equal(list(state_of(optimizer).values()), list(before.values()))
     fit(model)
     assert int(optimizer.iterations) == 3
 
@@ -584,10 +550,8 @@ def test_variables_of_a_rebuilt_optimizer_are_those_of_one_made_so():
 
 
 def test_a_rebuilt_optimizer_is_saved_and_loaded(tmp_path):
-    model = frozen_backbone()
-    optimizer = grouped(model, rule="adam", learning_rate=0.125)
-    model.compile(optimizer=optimizer, loss="mse")
-    fit_mse(model)
+    model = trained(frozen_backbone(), rule="adam")
+    optimizer = model.optimizer
     model.get_layer("body").trainable = True
     group = kgo.Group("body", "body", weight_decay=0.5, anchor="initial", learning_rate_ratio=0.5)
     optimizer.add_group(group)
@@ -596,8 +560,7 @@ def test_a_rebuilt_optimizer_is_saved_and_loaded(tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     for one in (model, loaded):
         fit_mse(one)
-    for value, expected in zip(loaded.get_weights(), model.get_weights(), strict=True):
-        np.testing.assert_array_equal(value, expected)
+    assert_equal(loaded, model)
 
 
 # A model compiled again ------------------------------------------------------------------------

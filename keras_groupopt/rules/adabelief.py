@@ -11,9 +11,7 @@ from keras import ops
 from keras_groupopt.base.checks import check_fraction, check_number, check_switch
 from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import bias_correction, rectification, scalar
-from keras_groupopt.rules.update_rule import UpdateRule
-
-Tensor = Any
+from keras_groupopt.rules.update_rule import Tensor, UpdateRule
 
 # The smallest float16 above 0. With a smaller epsilon, a variance that rounds to 0 gives steps
 # without a bound.

@@ -11,9 +11,7 @@ from keras_groupopt.base import compat
 from keras_groupopt.base.checks import check_negative, check_number, check_positive, check_switch
 from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import scalar
-from keras_groupopt.rules.update_rule import UpdateRule
-
-Tensor = Any
+from keras_groupopt.rules.update_rule import Tensor, UpdateRule
 
 
 @register_rule("adafactor")

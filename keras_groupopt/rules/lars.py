@@ -9,9 +9,7 @@ from keras import ops
 from keras_groupopt.base.checks import check_fraction, check_number, check_positive, check_switch
 from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import scalar
-from keras_groupopt.rules.update_rule import UpdateRule
-
-Tensor = Any
+from keras_groupopt.rules.update_rule import Tensor, UpdateRule
 
 
 @register_rule("lars")

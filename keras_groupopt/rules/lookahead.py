@@ -16,9 +16,7 @@ from keras_groupopt.rules.making import make_rule
 from keras_groupopt.rules.registry import register_rule, rule_class
 from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.serialization import deserialize_rule, serialize_rule
-from keras_groupopt.rules.update_rule import UpdateRule
-
-Tensor = Any
+from keras_groupopt.rules.update_rule import Tensor, UpdateRule
 
 _WHERE = "Lookahead"
 

@@ -20,9 +20,7 @@ from keras_groupopt.base.checks import (
 )
 from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import scalar
-from keras_groupopt.rules.update_rule import UpdateRule
-
-Tensor = Any
+from keras_groupopt.rules.update_rule import Tensor, UpdateRule
 
 
 @register_rule("muon")

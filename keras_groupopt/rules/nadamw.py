@@ -11,9 +11,7 @@ from keras import ops
 from keras_groupopt.base.checks import check_fraction, check_number
 from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import bias_correction, logarithm, scalar
-from keras_groupopt.rules.update_rule import UpdateRule
-
-Tensor = Any
+from keras_groupopt.rules.update_rule import Tensor, UpdateRule
 
 # Enough terms for double precision, since each is at most half of the one before.
 _TERMS = np.arange(1, 51)

@@ -15,9 +15,7 @@ from keras import ops
 from keras_groupopt.base.checks import check_fraction, check_number
 from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import bias_correction, rectification, scalar
-from keras_groupopt.rules.update_rule import UpdateRule
-
-Tensor = Any
+from keras_groupopt.rules.update_rule import Tensor, UpdateRule
 
 
 @register_rule("radam")

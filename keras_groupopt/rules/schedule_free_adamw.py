@@ -11,9 +11,7 @@ from keras import ops
 from keras_groupopt.base.checks import check_count, check_fraction, check_number
 from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import bias_correction, scalar
-from keras_groupopt.rules.update_rule import UpdateRule
-
-Tensor = Any
+from keras_groupopt.rules.update_rule import Tensor, UpdateRule
 
 
 @register_rule("schedulefreeadamw")

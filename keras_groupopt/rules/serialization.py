@@ -15,7 +15,10 @@ def serialize_rule(rule: RuleSpec | None) -> Any:
     """Returns plain JSON for a rule: its name or class, its arguments, and its config if any."""
     if rule is None:
         return None
-    arguments = {name: _plain(value) for name, value in rule.arguments.items()}
+    arguments = {
+        name: serialize_rule(value) if isinstance(value, RuleSpec) else value
+        for name, value in rule.arguments.items()
+    }
     saved: dict[str, Any] = {"arguments": keras.saving.serialize_keras_object(arguments)}
     if rule.config is not None:
         config = {**rule.config, "learning_rate": 0.0}
@@ -45,11 +48,6 @@ def deserialize_rule(config: Any) -> RuleSpec | None:
         full = keras.saving.deserialize_keras_object(full)
     target = config["name"] if "name" in config else _class_of(config["class"], config["module"])
     return RuleSpec(target, arguments, full)
-
-
-def _plain(argument: Any) -> Any:
-    """Returns an argument that is itself a rule as plain JSON."""
-    return serialize_rule(argument) if isinstance(argument, RuleSpec) else argument
 
 
 def _is_rule(argument: Any) -> bool:

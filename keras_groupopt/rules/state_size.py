@@ -7,18 +7,13 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt.base import dtypes
+from keras_groupopt.base.dtypes import bytes_of
 from keras_groupopt.plan.plan import Plan, PlannedGroup, PlannedVariable
 from keras_groupopt.rules import slots
 from keras_groupopt.rules.making import make_rule
 
 # Distinct sizes show which dimensions of a variable a slot has.
 _PRIMES = (2, 3, 5, 7, 11, 13, 17, 19)
-
-
-def bytes_of(shape: Any, dtype: Any) -> int:
-    """Returns the bytes of an array of `shape` and `dtype`."""
-    return dtypes.bytes_of(shape, keras.backend.standardize_dtype(dtype))
 
 
 def estimate(plan: Plan) -> dict[int, int]:

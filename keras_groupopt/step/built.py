@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from keras_groupopt import backend
+from keras_groupopt.base.dtypes import bytes_of
 from keras_groupopt.plan.plan import Plan
-from keras_groupopt.rules.state_size import bytes_of
 from keras_groupopt.selectors.layer_names import plain_names
 from keras_groupopt.step import averages
 from keras_groupopt.step.accumulation import Window

@@ -34,12 +34,12 @@ def resuming(strict: bool = True, renames: Mapping[str, str] | None = None) -> I
     report. Of several loads in one block, the report tells of the last.
 
     Args:
-        strict: Whether another layout is refused. With `False`, what matches is kept and the
-            rest stays as this optimizer has it; a group of which nothing is kept counts its
-            steps from there on.
-        renames: What has another name in the file: a layer path or its beginning, as saved, and
+        strict: Whether another layout is refused. With `False`, state that matches is loaded and
+            the rest stays as this optimizer has it. A group for which nothing is loaded counts its
+            steps from there on. Default: `True`.
+        renames: Names that differ in the file: from a layer path or its beginning, as saved, to
             its present name; for groups `"group:<saved>": "group:<present>"`. The longest match
-            counts. A name that does not exist is an error.
+            counts. A name that does not exist is an error. Default: none.
 
     Yields:
         The `Report`: what was kept, what starts fresh, and what was dropped.

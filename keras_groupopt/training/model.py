@@ -249,7 +249,12 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Returns the model that `get_config` described."""
+        """Returns the model that `get_config` described.
+
+        Args:
+            config: The config.
+            custom_objects: Classes and functions that Keras does not know, by name. Default: none.
+        """
         config = dict(config)
         rule = config.pop("gradient_rule", None)
         with compat.custom_objects(custom_objects):

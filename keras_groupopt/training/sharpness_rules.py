@@ -31,7 +31,7 @@ class SAM(GradientRule):
     `ε = 0` where `‖g‖` is. Two forward and backward passes per batch.
 
     Args:
-        rho: The radius `‖ε‖`, a number >= 0 or a schedule over optimizer steps.
+        rho: The radius `‖ε‖`, a number >= 0 or a schedule over optimizer steps. Default: 0.05.
         exclude_from_perturbation: A selector of variables that are neither perturbed nor counted
             in the norm. Default: none.
 
@@ -79,9 +79,9 @@ class ASAM(GradientRule):
 
     Args:
         rho: The radius `‖ε / T‖`, a number >= 0 or a schedule over optimizer steps. It is about
-            ten times SAM's.
+            ten times SAM's. Default: 0.5.
         eta: Added to `|w|`, a number >= 0 or a schedule. With 0, weights that are 0 stay
-            unperturbed.
+            unperturbed. Default: 0.01.
         exclude_from_perturbation: A selector of variables that are neither perturbed nor counted
             in the norm. Default: none.
         adaptive_on: A selector of variables with `T = |w| + eta`. Default: those that
@@ -149,9 +149,10 @@ class LookSAM(GradientRule):
     under accumulation takes the form that its optimizer step has.
 
     Args:
-        rho: The radius `‖ε‖`, a number >= 0 or a schedule over optimizer steps.
-        every: Optimizer steps from one step of SAM to the next; an integer >= 1.
+        rho: The radius `‖ε‖`, a number >= 0 or a schedule over optimizer steps. Default: 0.05.
+        every: Optimizer steps from one step of SAM to the next; an integer >= 1. Default: 5.
         alpha: How much of `v` is used again, relative to `‖g‖`; a number >= 0 or a schedule.
+            Default: 0.7.
         exclude_from_perturbation: A selector of variables that are neither perturbed nor counted
             in the norms. Default: none.
 
@@ -248,8 +249,8 @@ class GSAM(GradientRule):
     the learning rate: pass a schedule.
 
     Args:
-        rho: The radius `‖ε‖`, a number >= 0 or a schedule over optimizer steps.
-        alpha: The weight of the gap, a number >= 0 or a schedule. With 0 it is SAM.
+        rho: The radius `‖ε‖`, a number >= 0 or a schedule over optimizer steps. Default: 0.05.
+        alpha: The weight of the gap, a number >= 0 or a schedule. With 0 it is SAM. Default: 0.4.
         exclude_from_perturbation: A selector of variables that are neither perturbed nor counted
             in the norms and products. Default: none.
 

@@ -1,4 +1,4 @@
-"""What the examples share: their options, the choice of a setting, the tables."""
+"""Options, choice of settings and tables, which all examples use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedCo
 from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
-FOLDS = 2  # a setting is tried this often, each time on another third of the training images
+FOLDS = 2  # trials per setting, each validated on another third of the training images
 Result = dict[str, Any]
 console = Console(highlight=False)
 
@@ -26,7 +26,7 @@ console = Console(highlight=False)
 def options_parser(
     description: str, epochs: int, seeds: int, picture: bool = True
 ) -> argparse.ArgumentParser:
-    """Return the options that the examples understand."""
+    """Returns a parser of the options that all examples have."""
     parser = argparse.ArgumentParser(description=description)
     add = parser.add_argument
     add("--seeds", type=int, default=seeds, help=f"test runs per method (default {seeds})")
@@ -34,15 +34,24 @@ def options_parser(
     add("--steps", type=int, help="optimizer steps per epoch (default: every image once)")
     add("--tries", type=int, help="settings tried per method (default: all)")
     if picture:
-        add("--output", type=Path, help="where the picture goes (default: the folder of --runs)")
-        add("--plot", action=argparse.BooleanOptionalAction, default=True, help="draw the picture")
-    add("--runs", type=Path, default=ROOT / "runs", help="folder of the runs, to resume them")
-    add("--fresh", action="store_true", help="start over: forget the kept runs of these settings")
+        add("--output", type=Path, help="file of the plot (default: in the folder of --runs)")
+        add("--plot", action=argparse.BooleanOptionalAction, default=True, help="draw the plot")
+    add(
+        "--runs",
+        type=Path,
+        default=ROOT / "runs",
+        help="folder that keeps the runs, to resume them",
+    )
+    add(
+        "--fresh",
+        action="store_true",
+        help="delete the kept runs of these settings, and start over",
+    )
     return parser
 
 
 def installed(package: str) -> Path:
-    """Return the folder of a package, without importing it."""
+    """Returns the folder of an installed package, without importing it."""
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise SystemExit(f"{package} is not installed: see the first lines of {sys.argv[0]}")
@@ -50,7 +59,7 @@ def installed(package: str) -> Path:
 
 
 def with_new_head(backbone: keras.Model, classes: int) -> keras.Model:
-    """Return a model of the backbone and a new layer called `head`, its batch statistics frozen."""
+    """Returns the backbone with frozen batch statistics, and a new layer `head` on top of it."""
     for layer in backbone.layers:  # a few hundred images are too few for new statistics
         if isinstance(layer, keras.layers.BatchNormalization):
             layer.trainable = False
@@ -60,16 +69,16 @@ def with_new_head(backbone: keras.Model, classes: int) -> keras.Model:
 
 
 def plain(model: keras.Model, steps: int, learning_rate: float) -> keras.optimizers.Optimizer:
-    """Give all variables one rate."""
+    """Returns an Adam that trains all variables at one rate."""
     schedule = keras.optimizers.schedules.CosineDecay(learning_rate, steps)
     return keras.optimizers.Adam(schedule, global_clipnorm=1.0)
 
 
 def compare(task: Task, methods: Sequence[Method], options: argparse.Namespace) -> list[Result]:
-    """Choose a setting for each method on validation images, then measure it on the test images.
+    """Chooses a setting for each method on validation images, then measures it on test images.
 
-    All methods get the same number of settings, epochs and batches. Returns the test results, and
-    leaves with exit code 130 on Ctrl-C.
+    All methods get the same number of settings, epochs and batches. Returns the test results. On
+    Ctrl-C it exits with code 130.
     """
     tries = min(len(method.settings[: options.tries]) for method in methods)
     columns = "{task.description}", BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
@@ -105,9 +114,9 @@ def compare(task: Task, methods: Sequence[Method], options: argparse.Namespace) 
 def choose(
     task: Task, method: Method, tries: int, train: Callable[[Run], Result]
 ) -> dict[str, float]:
-    """Return the setting with the lowest loss on images held out from the training images.
+    """Returns the setting with the lowest loss on images held out from the training images.
 
-    On few images the loss tells settings apart more surely than the accuracy.
+    With few images, the loss distinguishes settings better than the accuracy does.
     """
     if tries == 1:
         return method.settings[0]
@@ -128,7 +137,7 @@ def choose(
 
 
 def hold_out(images: Images, fold: int) -> tuple[Images, Images]:
-    """Return two thirds of the images of every class, and the other third."""
+    """Returns two thirds of the images of each class, and the other third."""
     x, y = images
     order = np.random.default_rng(0).permutation(len(x))
     held_out = order[np.argsort(y[order], kind="stable")][fold::3]
@@ -137,29 +146,29 @@ def hold_out(images: Images, fold: int) -> tuple[Images, Images]:
 
 
 def describe(setting: dict[str, float]) -> str:
-    """Return a setting as text."""
+    """Returns a setting as text."""
     return ", ".join(f"{key.replace('_', ' ')} {value:g}" for key, value in setting.items())
 
 
 def spread(values: Sequence[float], digits: int = 3) -> str:
-    """Return mean and sample standard deviation as text."""
+    """Returns mean and sample standard deviation as text."""
     deviation = f" ± {np.std(values, ddof=1):.{digits}f}" if len(values) > 1 else ""
     return f"{np.mean(values):.{digits}f}{deviation}"
 
 
 def report(task: Task, results: Sequence[Result], options: argparse.Namespace) -> None:
-    """Print the test accuracies side by side, and draw the picture if it is wanted."""
+    """Prints the test accuracies side by side, and draws the plot unless `--no-plot` is set."""
     console.print(result_table(results))
     if options.plot:
-        from _picture import draw  # matplotlib is needed here only
+        from _picture import draw  # only the plot needs matplotlib
 
         path = options.output or options.runs / f"{task.name}.png"
         draw(results, path)
-        console.print(f"picture: {path}")
+        console.print(f"plot: {path}")
 
 
 def result_table(results: Sequence[Result]) -> Table:
-    """Return the test accuracies of all methods side by side."""
+    """Returns the test accuracies of all methods side by side."""
     accuracies = accuracies_by_method(results)
     settings = {result["method"]: describe(result["setting"]) for result in results}
     caption = "\n".join(f"{method}: {setting}" for method, setting in settings.items())
@@ -178,7 +187,7 @@ def result_table(results: Sequence[Result]) -> Table:
 
 
 def accuracies_by_method(results: Sequence[Result]) -> dict[str, list[float]]:
-    """Return the accuracies of each method, in the order of the seeds."""
+    """Returns the accuracies of each method, in the order of the seeds."""
     found: dict[str, list[float]] = {}
     for result in results:
         found.setdefault(result["method"], []).append(result["accuracy"])

@@ -1,4 +1,4 @@
-"""The picture of a comparison: rates, distances from the start, accuracies."""
+"""The plot of a comparison: rates, distances from the start, accuracies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LINES = ("-", "--", ":", "-.")
 
 
 def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw the mean over the seeds of what was logged, and every test accuracy."""
+    """Draws the logged values as means over the seeds, and each test accuracy."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(STYLE):
         figure, (rate, drift, accuracy) = plt.subplots(
@@ -45,7 +45,7 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
             for key in (key for key in runs[0]["history"][0] if key.startswith("drift_")):
                 plot(drift, runs, key, key.removeprefix("drift_"))
         rate.set(title="Learning rate of each group", ylabel="learning rate")
-        drift.set(title="Drift from the start, the anchor", ylabel="‖weights − weights at step 0‖")
+        drift.set(title="Drift from the start (the anchor)", ylabel="‖weights − weights at step 0‖")
         for axes in (rate, drift):
             axes.set(xlabel="optimizer step", xlim=(0, None), ylim=(0, None))
             axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=2)
@@ -55,25 +55,25 @@ def draw(results: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def rate_keys(run: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return which logged values are rates, and what each is the rate of."""
+    """Returns the keys of the logged rates, and the label of each."""
     prefix = "learning_rate_"
     groups = [key for key in run["history"][-1] if key.startswith(prefix)]
     return [(key, key.removeprefix(prefix)) for key in groups] or [("learning_rate", "all")]
 
 
 def plot(axes: Axes, runs: Sequence[dict[str, Any]], key: str, label: str) -> None:
-    """Draw one line: the mean over the runs after every epoch."""
+    """Draws one line: the mean over the runs after each epoch."""
     method = runs[0]["method"]
     values = np.mean([[row[key] for row in run["history"]] for run in runs], axis=0)
     steps = np.arange(len(values)) * runs[0]["steps_per_epoch"]
     drawn = sum(line.get_color() == COLOURS[method] for line in axes.lines)
-    width = 4.5 if method == "plain" else 2.2  # seen below a line that hides it
+    width = 4.5 if method == "plain" else 2.2  # wide, so that it shows below another line
     style = {"ls": LINES[drawn % len(LINES)], "lw": width, "color": COLOURS[method]}
     axes.plot(steps, values, **style, label=f"{method}: {label}")
 
 
 def draw_accuracies(axes: Axes, accuracies: dict[str, list[float]]) -> None:
-    """Draw one dot for every seed, and mean and deviation of every method."""
+    """Draws one dot per seed, and the mean and deviation of each method."""
     for place, (method, values) in enumerate(accuracies.items()):
         colour = COLOURS[method]
         offsets = np.linspace(-0.12, 0.12, len(values)) if len(values) > 1 else [0]

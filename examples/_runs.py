@@ -1,8 +1,8 @@
-"""Training runs kept in a folder: a finished run is read, a begun one goes on where it stopped.
+"""Training runs that are kept in a folder, so that a run that stopped can go on.
 
-One run leaves `<name>.json` with its result. While it trains, `<name>.keras` holds the model and
-its optimizer after the last whole epoch (rates, slots and anchors included), and
-`<name>.history.json` what was logged so far.
+A finished run leaves its result in `<name>.json`, which is read if the run is asked for again.
+While a run trains, `<name>.keras` holds the model and its optimizer after the last whole epoch
+(with rates, slots and anchors), and `<name>.history.json` holds the logs.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ class Task:
 
 @dataclass(frozen=True)
 class Method:
-    """A way to make the optimizer, and the settings of it that are tried.
+    """A function that makes the optimizer, and the settings to try.
 
-    A method with an average of the weights is measured with it. A gradient rule, if there is one,
-    is what the model trains with.
+    If the optimizer averages the weights, the averages are measured. If there is a gradient rule,
+    the model trains with it.
     """
 
     name: str
     make_optimizer: Callable[..., keras.optimizers.Optimizer]  # (model, steps, **setting)
     settings: tuple[dict[str, float], ...]
-    adds: bool = False  # its settings are added to the one chosen for the method before it
+    adds: bool = False  # add its settings to the one chosen for the method before it
     make_rule: Callable[..., kgo.GradientRule] | None = None  # (**setting)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training: what is trained how, on which images, and measured on which."""
+    """One training: a method, a setting, a seed, and the images to train on and to measure on."""
 
     method: Method
     setting: dict[str, float]
-    seed: int  # of the new head's weights and of the order of the images
+    seed: int  # for the weights of the new head and the order of the images
     train: Images
     evaluate: Images
-    purpose: str  # "validation" or "test": which images measure it
+    purpose: str  # "validation" or "test": the images to measure on
 
     @property
     def name(self) -> str:
@@ -74,7 +74,7 @@ class Run:
 
 
 class Runs:
-    """The folder of one task, one length of training and one backend."""
+    """The folder of the runs of one task, one number of steps and one backend."""
 
     def __init__(
         self,
@@ -104,11 +104,11 @@ class Runs:
         write_json(self.folder / "settings.json", key)
 
     def finished(self) -> int:
-        """Return how many runs are finished."""
+        """Returns the number of finished runs."""
         return sum(not path.name.endswith(".history.json") for path in self.folder.glob("*-*.json"))
 
     def result(self, run: Run, progress: Progress) -> dict[str, Any]:
-        """Return the result of a run: read if it is finished, else trained to its end."""
+        """Returns the result of a run. If the run is not finished, it trains to its end."""
         path = self.folder / f"{run.name}.json"
         if not path.exists():
             write_json(path, self._train(run, progress))
@@ -160,10 +160,10 @@ class Runs:
 
 
 class KeepRun(keras.callbacks.Callback):
-    """Keep model, optimizer and logs after every epoch; log how far each part has moved.
+    """Saves model, optimizer and logs after each epoch, and logs how far each part has moved.
 
-    The distance is the norm of the weights minus the weights a run starts from: `drift_<layer>`
-    for each layer directly below the model.
+    For each layer directly below the model, `drift_<layer>` is the norm of the difference between
+    its weights and those at the start of the run.
     """
 
     def __init__(
@@ -172,12 +172,14 @@ class KeepRun(keras.callbacks.Callback):
         super().__init__()
         self.checkpoint, self.stop = checkpoint, stop
         self.start = {layer.name: layer.get_weights() for layer in model.layers if layer.weights}
-        self.history: list[dict[str, float]] = []  # first the start, then each epoch's end
+        self.history: list[
+            dict[str, float]
+        ] = []  # the values at the start, then at the end of each epoch
         self.progress = progress
         self.bar = progress.add_task(checkpoint.stem, total=None)
 
     def resume(self, epoch: int, epochs: int) -> None:
-        """Read what was logged before `epoch`, where training goes on."""
+        """Reads the logs up to `epoch`, where training goes on."""
         if epoch:
             self.history = json.loads(self._history_path.read_text())[: epoch + 1]
             self.progress.console.print(f"[cyan]resumes[/] {self.checkpoint.stem} at epoch {epoch}")
@@ -217,9 +219,9 @@ class KeepRun(keras.callbacks.Callback):
 
 @contextlib.contextmanager
 def stop_between_steps() -> Iterator[threading.Event]:
-    """Let Ctrl-C stop training after the step it falls in, and a second Ctrl-C at once.
+    """Lets the first Ctrl-C stop training after the current step, and a second one at once.
 
-    Between steps nothing is half done: a backend stopped inside a step may crash on its way out.
+    A backend that is stopped inside a step may crash while it exits.
     """
     stop = threading.Event()
 
@@ -235,10 +237,10 @@ def stop_between_steps() -> Iterator[threading.Event]:
 
 
 def batches(x: np.ndarray, y: np.ndarray, size: int, seed: int, first: int) -> Iterator[Images]:
-    """Yield shuffled batches for ever, from number `first` on.
+    """Yields shuffled batches without end, beginning with number `first`.
 
-    The order depends on the seed and the batch's number only, so a run that stopped goes on with
-    the batches it would have seen.
+    The order depends only on the seed and the number of the batch, so a run that stopped goes on
+    with the next batches.
     """
     per_pass = len(x) // size
     for number in itertools.count(first):
@@ -249,7 +251,7 @@ def batches(x: np.ndarray, y: np.ndarray, size: int, seed: int, first: int) -> I
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a file so that it is never seen half written."""
+    """Writes a new file and then replaces the old one, so that no reader sees half a file."""
     unfinished = path.with_suffix(".unfinished")
     unfinished.write_text(json.dumps(content, indent=1))
     os.replace(unfinished, path)

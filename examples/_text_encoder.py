@@ -1,4 +1,4 @@
-"""A pretrained text encoder of BERT's kind in Keras: its weights, its vocabulary, its layers."""
+"""A pretrained text encoder like BERT in Keras: tokens, weights and layers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import numpy as np
 from keras import layers, ops
 from train_transformer_muon import Positions
 
-LENGTH = 64  # of a text, in tokens
+LENGTH = 64  # tokens per text
 _DTYPES = {"F32": "<f4", "F16": "<f2", "I64": "<i8"}
 
 
 class WordPieces:
-    """Turns texts to rows of token numbers: lower case, no accents, the longest known pieces."""
+    """Turns texts into rows of token numbers: lower case, no accents, the longest known pieces."""
 
     def __init__(self, vocabulary: Path):
         lines = vocabulary.read_text(encoding="utf-8").splitlines()
         self.numbers = {piece: number for number, piece in enumerate(lines)}
 
     def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """Return one row of LENGTH numbers per text, with 0 behind its end."""
+        """Returns one row of LENGTH numbers per text, padded by 0."""
         rows = np.zeros((len(texts), LENGTH), "int32")
         for row, text in zip(rows, texts, strict=True):
             numbers = self._numbers(text)
@@ -67,7 +67,7 @@ def _words(text: str) -> list[str]:
 
 
 def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """Return the arrays of a file: its header's length, its header as JSON, then the numbers."""
+    """Returns the arrays of a file: the length of a JSON header, the header, then the data."""
     content = np.memmap(path, np.uint8, "r")
     start = 8 + int(content[:8].view("<u8")[0])
     header = json.loads(content[8:start].tobytes())
@@ -81,7 +81,7 @@ def read_safetensors(path: Path) -> dict[str, np.ndarray]:
 
 
 def load_encoder(folder: Path) -> keras.Model:
-    """Return the encoder of a folder, which gives each text the mean of its tokens' vectors."""
+    """Returns the encoder in a folder. Its output is the mean of the token vectors of each text."""
     config = json.loads((folder / "config.json").read_text())
     blocks, heads = config["num_hidden_layers"], config["num_attention_heads"]
     width, hidden = config["hidden_size"], config["intermediate_size"]
@@ -105,7 +105,7 @@ def load_encoder(folder: Path) -> keras.Model:
 
 
 def _fill(model: keras.Model, arrays: dict[str, np.ndarray], blocks: int) -> None:
-    """Give every layer its weights; `torch` keeps a kernel's outputs first."""
+    """Assigns the weights of each layer. In torch the first axis of a kernel is its output."""
 
     def assign(layer: str, *values: Any) -> None:
         variables = model.get_layer(layer).weights

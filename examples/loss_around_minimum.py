@@ -1,24 +1,24 @@
-"""Draw the loss around the weights that plain training, SAM and ASAM end at.
+"""Draw the training loss around the minima that plain training, SAM and ASAM find.
 
-A ResNet8 trained on CIFAR-10 learns Fashion-MNIST from 300 images, once with each gradient rule;
-all else is the same. Then the training loss is measured at
+A ResNet8 trained on CIFAR-10 learns Fashion-MNIST from 300 images, once with each gradient rule.
+Everything else is the same. Then the training loss is measured at
 
     w + t · d,   ‖d of a filter‖ = ‖w of that filter‖,
 
-for random directions d, the same for all (but for their lengths, which are those of the filters).
-Biases and parameters of batch normalization have no direction (Li et al. 2018, arXiv:1712.09913).
+for random directions d, which are the same for all rules except for the norms. Biases and
+parameters of batch normalization do not move (Li et al. 2018, arXiv:1712.09913). The command
 
     KERAS_BACKEND=torch python examples/loss_around_minimum.py --output docs/sharpness.png
 
-printed, with the training loss as mean ± deviation over the directions, and test accuracies:
+printed the training loss as mean ± deviation over the directions, and the test accuracy:
 
     rule        t = 0   t = 0.1         t = 0.2         t = 0.3         t = 0.4        accuracy
     plain       0.048   0.115 ± 0.026   0.524 ± 0.171   1.644 ± 0.667   3.932 ± 2.123   0.800
     SAM(0.05)   0.138   0.180 ± 0.015   0.343 ± 0.088   0.826 ± 0.433   2.285 ± 1.857   0.806
     ASAM(0.3)   0.145   0.174 ± 0.005   0.293 ± 0.033   0.590 ± 0.107   1.386 ± 0.460   0.810
 
-One seed: what tells the rules apart here is the shape of the valley, not the accuracy. Needs no
-network.
+The figures are from one seed. The rules differ in the shape of the minimum, not in the accuracy.
+The example does not need a network.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ RULES = {
     "ASAM(0.3)": lambda: kgo.ASAM(0.3),
 }
 COLOURS = ("#e8833a", "#1b6ca8", "#3a9d5d")
-Curves = dict[str, np.ndarray]  # by rule: one row of losses for each direction
+Curves = dict[str, np.ndarray]  # by rule: one row of losses per direction
 
 
 def trained(rule: kgo.GradientRule, epochs: int) -> keras.Model:
-    """Return a model that was fine-tuned with a gradient rule."""
+    """Returns a model that is fine-tuned with a gradient rule."""
     keras.utils.set_random_seed(0)
     model = kgo.sharpness_aware(build_model(), rule)
     steps = epochs * 10
@@ -64,23 +64,23 @@ def trained(rule: kgo.GradientRule, epochs: int) -> keras.Model:
 
 
 def direction(variables: list[keras.Variable], seed: int) -> list[np.ndarray]:
-    """Return a random direction whose filters are as long as those of the variables."""
+    """Returns a random direction whose filters have the same norms as those of the variables."""
     generator, found = np.random.default_rng(seed), []
     for variable in variables:
         weights = keras.ops.convert_to_numpy(variable)
         drawn = generator.normal(size=weights.shape)
-        axes = tuple(range(weights.ndim - 1))  # a filter is what makes one output
+        axes = tuple(range(weights.ndim - 1))  # a filter computes one output
         found.append(drawn * norms(weights, axes) / norms(drawn, axes))
     return found
 
 
 def norms(values: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """Return the norm over some axes."""
+    """Returns the norm over some axes."""
     return np.sqrt(np.sum(np.square(values), axis=axes))
 
 
 def losses(model: keras.Model, distances: np.ndarray, directions: int) -> np.ndarray:
-    """Return the training loss at each distance (columns) along each direction (rows)."""
+    """Returns the training loss at each distance (columns) along each direction (rows)."""
     x, y = images("train")
     kernels = [v for v in model.trainable_variables if v.name == "kernel"]
     start = [keras.ops.convert_to_numpy(kernel).copy() for kernel in kernels]
@@ -99,7 +99,7 @@ def losses(model: keras.Model, distances: np.ndarray, directions: int) -> np.nda
 
 
 def table(distances: np.ndarray, curves: Curves, accuracies: dict[str, float]) -> Table:
-    """Return the mean loss over the directions, both ways, and the test accuracies."""
+    """Returns the loss at each distance in either direction, and the test accuracies."""
     shown = sorted({round(abs(t), 6) for t in distances})
     result = Table("rule", title="training loss at distance t, mean ± deviation over directions")
     for t in shown:
@@ -112,7 +112,7 @@ def table(distances: np.ndarray, curves: Curves, accuracies: dict[str, float]) -
 
 
 def draw(distances: np.ndarray, curves: Curves, accuracies: dict[str, float], path: Path) -> None:
-    """Draw one thin line for each direction, and their mean."""
+    """Draws one thin line per direction, and a thick one for their mean."""
     from _picture import STYLE, plt
 
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -130,13 +130,13 @@ def draw(distances: np.ndarray, curves: Curves, accuracies: dict[str, float], pa
 
 
 def main() -> None:
-    """Train with each rule, measure, print the table, draw the picture."""
+    """Trains with each rule, measures the losses, prints the table, and draws the plot."""
     parser = argparse.ArgumentParser(description=__doc__)
     add = parser.add_argument
     add("--epochs", type=int, default=20, help="epochs of each training (default 20)")
     add("--directions", type=int, default=4, help="random directions (default 4)")
     add("--points", type=int, default=4, help="distances each way (default 4)")
-    add("--output", type=Path, default=ROOT / "runs" / "sharpness.png", help="the picture")
+    add("--output", type=Path, default=ROOT / "runs" / "sharpness.png", help="file of the plot")
     options = parser.parse_args()
     distances = np.linspace(-0.4, 0.4, 2 * options.points + 1)
     curves, accuracies = {}, {}
@@ -147,7 +147,7 @@ def main() -> None:
         accuracies[name] = test["accuracy"]
     console.print(table(distances, curves, accuracies))
     draw(distances, curves, accuracies, options.output)
-    console.print(f"picture: {options.output}, on {keras.backend.backend()}")
+    console.print(f"plot: {options.output}, on {keras.backend.backend()}")
 
 
 if __name__ == "__main__":

@@ -1,28 +1,29 @@
 """Train a small transformer by Muon and AdamW, with rates that fall from the head to the input.
 
-A transformer of two blocks, which sees 16 patches of 7 × 7 pixels, learns Fashion-MNIST from 300
-images and from scratch. Who gets which rule and who gets which rate are said apart:
+A transformer of two blocks learns Fashion-MNIST from 300 images and from random weights. Its inputs
+are 16 patches of 7 × 7 pixels. Groups assign the rules, and ratios assign the rates:
 
     adamw       one rule and one rate for all
     muon        `kgo.recipes.muon_with_adamw`: hidden matrices by Muon, the rest by AdamW
-    muon×decay  the same, times the ratios of `kgo.recipes.layerwise_decay`
+    muon×decay  the same with the ratios of `kgo.recipes.layerwise_decay`
 
-The settings were chosen on images held out from the 300. The 500 test images measure each seed.
+The settings were chosen on images that were held out from the 300. The 500 test images measure each
+seed.
 
     KERAS_BACKEND=jax python examples/train_transformer_muon.py
 
-Needs no network. Stop it with Ctrl-C; the same command goes on where it stopped. JAX is the fastest
-here.
+It does not need a network. You can stop it with Ctrl-C, and the same command goes on where it
+stopped. JAX is the fastest backend for this example.
 
-On JAX and two CPU cores, in 85 s of CPU time, that printed as accuracy on the test images:
+On JAX and two CPU cores it took 85 s of CPU time and printed these accuracies on the test images:
 
     seed             0      1      2    mean ± deviation
     adamw        0.606  0.652  0.644       0.634 ± 0.025
     muon         0.652  0.698  0.650       0.667 ± 0.027
     muon×decay   0.666  0.688  0.644       0.666 ± 0.022
 
-Muon gains for each seed on this task of 100 steps, if little for the last. The decay gains nothing:
-it is made for pretrained weights, and these start at random.
+Muon gains for each seed on this task of 100 steps, though little for the last. The layer-wise decay
+gains nothing: it is made for pretrained weights, and these weights start at random.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ PATCHES, PIXELS, WIDTH, HEADS, BLOCKS = 16, 49, 32, 4, 2
 
 
 def images(kind: str) -> Images:
-    """Return pictures as rows of patches, and their labels."""
+    """Returns pictures as rows of patches, and their labels."""
     with np.load(ASSETS / "fashion_mini.npz") as arrays:
         pictures, labels = arrays[f"x_{kind}"], arrays[f"y_{kind}"]
     rows = pictures.reshape(-1, 4, 7, 4, 7).swapaxes(2, 3).reshape(-1, PATCHES, PIXELS)
@@ -52,19 +53,19 @@ def images(kind: str) -> Images:
 
 @keras.saving.register_keras_serializable(package="examples")
 class Positions(layers.Layer):
-    """Adds what each patch knows of its place."""
+    """Adds a learned vector to each patch, which encodes its position."""
 
     def build(self, shape: Any) -> None:
-        """Make one vector per patch."""
+        """Makes one vector per patch."""
         self.table = self.add_weight(shape[1:], "random_normal", name="positions")
 
     def call(self, x: Any) -> Any:
-        """Return `x` plus the vectors."""
+        """Returns `x` plus the vectors."""
         return x + self.table
 
 
 def build_model() -> keras.Model:
-    """Return the transformer. Its attention is of dense layers: kernels of rank 2, for Muon."""
+    """Returns the transformer. Its attention uses dense layers, whose kernels Muon can train."""
     inputs = keras.Input((PATCHES, PIXELS))
     x = Positions(name="positions")(layers.Dense(WIDTH, name="patches")(inputs))
     for k in range(BLOCKS):
@@ -81,14 +82,14 @@ def build_model() -> keras.Model:
 
 
 def curve(learning_rate: float, steps: int) -> Any:
-    """Return the base rate: a fifth of the run up, then down to 0."""
+    """Returns the base rate, which rises for a fifth of the run and then falls to 0."""
     return kgo.warmup(
         keras.optimizers.schedules.CosineDecay(learning_rate, steps), max(1, steps // 5)
     )
 
 
 def adamw(model: keras.Model, steps: int, learning_rate: float) -> keras.optimizers.Optimizer:
-    """Give all variables one rule and one rate."""
+    """Returns an optimizer with one rule and one rate for all variables."""
     return kgo.GroupedOptimizer(
         model=model,
         rule="adamw",
@@ -101,7 +102,7 @@ def adamw(model: keras.Model, steps: int, learning_rate: float) -> keras.optimiz
 def muon(
     model: keras.Model, steps: int, learning_rate: float, decay: float = 1.0
 ) -> keras.optimizers.Optimizer:
-    """Give hidden matrices to Muon; multiply all rates by those of the depth."""
+    """Returns an optimizer that trains hidden matrices by Muon, with ratios by depth."""
     return kgo.GroupedOptimizer(
         groups=kgo.recipes.muon_with_adamw(model),
         ratios=kgo.recipes.layerwise_decay(model, decay),
@@ -112,8 +113,8 @@ def muon(
     )
 
 
-# What had the lowest loss on a third of the 300 images, held out: of the rates 1e-3, 3e-3 and 1e-2,
-# the same for both rules, and of the decays 0.9 and 0.7.
+# These had the lowest loss on a held-out third of the 300 images. We tried the rates 1e-3, 3e-3 and
+# 1e-2 for both rules, and then the decays 0.9 and 0.7.
 METHODS = (
     Method("adamw", adamw, ({"learning_rate": 3e-3},)),
     Method("muon", muon, ({"learning_rate": 1e-2},)),
@@ -122,7 +123,7 @@ METHODS = (
 
 
 def main() -> None:
-    """Print the plan, compare the methods, and print the test accuracies per method and seed."""
+    """Prints the plan, compares the methods, and prints the test accuracies per method and seed."""
     options = options_parser(__doc__, epochs=10, seeds=3, picture=False).parse_args()
     started = time.perf_counter()
     muon(build_model(), steps=10, learning_rate=1e-3, decay=0.8).plan.summary()

@@ -1,4 +1,4 @@
-"""What the examples on several devices share: a model, its optimizer, pictures, a comparison."""
+"""Model, optimizer, pictures and comparison, which the examples on several devices use."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ BATCH = 32  # over all devices
 
 
 def options(description: str | None) -> argparse.Namespace:
-    """Return how long to train."""
+    """Returns the number of micro-batches to train on."""
     parser = argparse.ArgumentParser(description=description)
-    # Rounding differs between the two trainings, and grows with each step.
+    # The two trainings round differently, and the difference grows with each step.
     parser.add_argument("--batches", type=int, default=8, help="micro-batches to train on")
     return parser.parse_args()
 
 
 def make_model() -> keras.Model:
-    """Return a pretrained ResNet8 with a new head, the same each time, compiled for SAM.
+    """Returns a pretrained ResNet8 with a new head, compiled for SAM. It is the same each time.
 
-    Its batch statistics are frozen: they would be those of the pictures on each device.
+    Its batch statistics are frozen. Otherwise each device would use those of its own pictures.
     """
     keras.utils.set_random_seed(0)
     model = kgo.sharpness_aware(build_model(), kgo.SAM(0.05))
     backbone = kgo.Group(
-        "backbone", "resnet8", learning_rate_ratio=0.3, weight_decay=0.1, anchor="initial"
+        "backbone", "resnet8", learning_rate_ratio=0.3, weight_decay=10.0, anchor="initial"
     )
     optimizer = kgo.GroupedOptimizer(
         groups=[backbone, kgo.Group("head", "head")],
@@ -49,26 +49,26 @@ def make_model() -> keras.Model:
 
 
 def pictures(batches: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return pictures of clothes and their labels, in batches that differ."""
+    """Returns pictures of clothes and their labels, enough for a number of batches."""
     x, y = images("train")
     places = np.arange(batches * BATCH) % len(x)
     return x[places], y[places]
 
 
 def fit(model: keras.Model, batches: int) -> keras.Model:
-    """Train on some batches, in their order."""
+    """Trains on a number of batches, in order."""
     x, y = pictures(batches)
     model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
     return model
 
 
 def numbers(model: keras.Model) -> np.ndarray:
-    """Return the weights and the state of the optimizer."""
+    """Returns the weights and the state of the optimizer."""
     arrays = map(keras.ops.convert_to_numpy, [*model.weights, *model.optimizer.variables])
     return np.concatenate([np.ravel(array).astype("float64") for array in arrays])
 
 
 def report(several: np.ndarray, alone: np.ndarray, devices: str) -> None:
-    """Print how far two trainings are apart."""
+    """Prints the largest difference between two trainings."""
     difference = np.abs(several - alone).max()
     print(f"largest difference between {devices} and one: {difference:.1e}")

@@ -1,8 +1,8 @@
-"""Train on several devices with JAX, each with a share of every batch; compare with one.
+"""Train on several devices with JAX, each with a share of every batch, and compare with one.
 
     python examples/distributed/jax_data_parallel.py
 
-Without accelerators it makes 4 virtual devices of the CPU.
+Without accelerators it uses the CPU as 4 virtual devices.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from _task import fit, make_model, numbers, options, report
 
 
 def main() -> None:
-    """Train on one device, then on all."""
+    """Trains on one device and then on all of them."""
     batches = options(__doc__).batches
     alone = fit(make_model(), batches)
-    # Set before anything is made: variables are laid out when they are.
+    # Set it before you make the model: variables are placed on devices when they are made.
     with keras.distribution.DataParallel().scope():
         model = fit(make_model(), batches)
     devices = len(model.weights[0].value.addressable_shards)

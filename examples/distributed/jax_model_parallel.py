@@ -1,10 +1,10 @@
-"""Divide large weights, and the optimizer's state further, over devices with JAX; compare with one.
+"""Divide weights and the optimizer's state over devices with JAX, and compare with one device.
 
     python examples/distributed/jax_model_parallel.py
 
-A layer's weights are divided over the axis `model`, and batches over the axis `batch`. State of
-the optimizer is needed in one place only, so it is divided over both (as in ZeRO). Without
-accelerators it makes 4 virtual devices of the CPU.
+The weights of a layer are divided over the axis `model`, and batches over the axis `batch`. The
+forward pass does not need the optimizer state, so the state is divided over both axes (as in ZeRO).
+Without accelerators it uses the CPU as 4 virtual devices.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ STATE = "(momentums|@anchor|@average|@accumulator)"
 
 
 def distribution() -> keras.distribution.ModelParallel:
-    """Return a mesh of devices, and what lies where on it."""
+    """Returns a mesh of devices, and the layout of weights and state on it."""
     half = len(keras.distribution.list_devices()) // 2
     mesh = keras.distribution.DeviceMesh((half, 2), ["batch", "model"])
     layouts = keras.distribution.LayoutMap(mesh)
-    # Weights by Keras' paths. What no entry matches is on every device.
+    # Entries for weights match the paths of Keras. All other weights are on each device.
     layouts[r"conv2d(_[1-9])?/kernel"] = (None, None, None, "model")
-    # State by its keys: group/layer path/slot.
+    # Entries for state match its keys: group/layer path/slot.
     layouts[rf"backbone/resnet8/conv2d_[1-9]/kernel/{STATE}"] = (None, None, "batch", "model")
     layouts[rf"head/head/kernel/{STATE}"] = ("batch",)
     return keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
 
 
 def main() -> None:
-    """Train on one device, then on all."""
+    """Trains on one device and then on all of them."""
     batches = options(__doc__).batches
     alone = fit(make_model(), batches)
     with distribution().scope():

@@ -1,8 +1,8 @@
-"""Train on several devices with TensorFlow, each with a share of every batch; compare with one.
+"""Train on several devices with TensorFlow, each with a share of every batch, and compare with one.
 
     python examples/distributed/tensorflow_mirrored.py
 
-Without GPUs it makes 2 logical devices of the CPU.
+Without GPUs it uses the CPU as 2 logical devices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from _task import fit, make_model, numbers, options, report
 
 
 def devices() -> list[str]:
-    """Return the GPUs, or two devices of the CPU; before TensorFlow has started."""
+    """Returns the GPUs or two devices of the CPU. Call it before TensorFlow has started."""
     if gpus := tf.config.list_physical_devices("GPU"):
         return [f"GPU:{number}" for number, _ in enumerate(gpus)]
     (cpu,) = tf.config.list_physical_devices("CPU")
@@ -26,11 +26,11 @@ def devices() -> list[str]:
 
 
 def main() -> None:
-    """Train on one device, then on all."""
+    """Trains on one device and then on all of them."""
     batches = options(__doc__).batches
     strategy = tf.distribute.MirroredStrategy(devices())
     alone = fit(make_model(), batches)
-    # Model and optimizer are made in the scope: each device gets a copy of every variable.
+    # Make model and optimizer in the scope, so that each device gets a copy of each variable.
     with strategy.scope():
         model = make_model()
     fit(model, batches)

@@ -1,9 +1,9 @@
-"""Train in several processes with torch, each with a share of every batch; compare with one.
+"""Train in several processes with torch, each with a share of every batch, and compare with one.
 
     python examples/distributed/torch_ddp.py
 
-It starts its own processes. `DistributedDataParallel` reduces gradients in `backward`, of both
-passes of SAM, so the optimizer gets those of the whole batch, and does the same in each process.
+It starts its own processes. `DistributedDataParallel` averages gradients in `backward`, for both
+passes of SAM, so the optimizer gets the gradients of the whole batch in each process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PROCESSES = 2
 
 
 def train(model: keras.Model, call: torch.nn.Module, batches: int, rank: int, count: int) -> None:
-    """Train on the share of each batch that falls to one of several processes."""
+    """Trains on the share of each batch that belongs to one of several processes."""
     variables, loss = model.trainable_variables, keras.losses.SparseCategoricalCrossentropy()
     x, y = map(torch.as_tensor, pictures(batches))
     for start in range(0, len(x), BATCH):
@@ -33,11 +33,11 @@ def train(model: keras.Model, call: torch.nn.Module, batches: int, rank: int, co
 
 
 def work(rank: int, batches: int, folder: str) -> None:
-    """Do what one of the processes does."""
+    """Trains in one of the processes."""
     meeting = f"file://{folder}/meeting"
     torch.distributed.init_process_group("gloo", meeting, rank=rank, world_size=PROCESSES)
     model = make_model()
-    # Before the first step, which builds the optimizer: all start from the weights of rank 0.
+    # Wrap it before the first step, so that all processes start from the weights of rank 0.
     call = torch.nn.parallel.DistributedDataParallel(model)
     train(model, call, batches, rank, PROCESSES)
     if rank == 0:
@@ -46,7 +46,7 @@ def work(rank: int, batches: int, folder: str) -> None:
 
 
 def main() -> None:
-    """Train in one process, then in several."""
+    """Trains in one process and then in several."""
     batches = options(__doc__).batches
     alone = make_model()
     train(alone, alone, batches, 0, 1)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,13 @@ from keras import ops
 
 from keras_groupopt import backend, checkpoint
 from keras_groupopt.base import text
-from keras_groupopt.base.unwrap import unwrap
+from keras_groupopt.base.restoring import finish, remember
 from keras_groupopt.optimizer import model_files
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
-from keras_groupopt.selectors import layer_paths as walk
-from keras_groupopt.step import averages as averaging
-from keras_groupopt.step.averages import Averages
+from keras_groupopt.selectors import layer_paths
+from keras_groupopt.step.averages import Averages, Pair, copy_into_weights, statistics_path
 from keras_groupopt.training import batch_norm
+from keras_groupopt.training.optimizer_of import grouped_optimizer_of
 
 _AVERAGE = "/@average"
 
@@ -73,26 +73,25 @@ def averaged_weights(model: Any) -> Iterator[None]:
     pairs = [*optimizer._average_pairs(), *statistics_pairs(model, averages)]
     replaced = {id(variable): variable for _, variable in pairs}
     replaced |= {id(variable): variable for variable in batch_norm.statistics(model)}
-    raw = [(variable, ops.copy(ops.convert_to_tensor(variable))) for variable in replaced.values()]
+    put_back = remember(replaced.values())
     before = backend.on_host(optimizer.iterations)
     try:
         averages.in_weights = True
         with _no_state_saved_around(model.optimizer, optimizer):
-            averaging.copy_into_weights(pairs)
+            copy_into_weights(pairs)
             yield
     finally:
-        # What `evaluate` on JAX has not given back yet would overwrite the weights later.
+        # On JAX, what `evaluate` still holds would overwrite the weights later.
         synchronize(model)
         try:
-            finish(lambda: _put_back(raw))
+            finish(put_back)
         finally:
             averages.in_weights = False
     done = backend.on_host(optimizer.iterations) - before
     if done:
         raise ValueError(
-            "`averaged_weights` must not be trained in: the steps would start from averages. "
-            f"Received: {done} optimizer steps. The weights are "
-            "those of before, the optimizer's state is not. Call `fit` outside of the block."
+            f"Do not train inside `averaged_weights(model)`. {done} optimizer steps were taken "
+            "from the averages. The weights have been restored, the optimizer's state has not."
         )
 
 
@@ -179,19 +178,18 @@ def load_averages(model: Any, path: str | os.PathLike[str]) -> None:
 
 
 def averages_of(model: Any, asked: str) -> tuple[GroupedOptimizer, Averages]:
-    """Returns a model's optimizer, and what it keeps for averages.
+    """Returns a model's optimizer and its averages.
+
+    Args:
+        model: A Keras model.
+        asked: What needs the averages, for errors.
 
     Raises:
-        TypeError: If it is no `GroupedOptimizer`.
-        ValueError: If it is not built, or keeps no averages.
+        TypeError: If the optimizer is not a `GroupedOptimizer`.
+        ValueError: If the optimizer is not built, or keeps no averages.
     """
-    optimizer = unwrap(getattr(model, "optimizer", None))
-    if not isinstance(optimizer, GroupedOptimizer):
-        raise TypeError(
-            f"`{asked}` needs a model compiled with a GroupedOptimizer. Received: "
-            f"{type(optimizer).__name__}. Call "
-            "`model.compile(kgo.GroupedOptimizer(ema=kgo.EMA(0.999)), ...)`."
-        )
+    advice = "Call `model.compile(kgo.GroupedOptimizer(ema=kgo.EMA(0.999)), ...)`."
+    optimizer = grouped_optimizer_of(model, asked, advice)
     averages = optimizer._require_built(asked).averages
     if averages is None:
         raise ValueError(
@@ -201,48 +199,30 @@ def averages_of(model: Any, asked: str) -> tuple[GroupedOptimizer, Averages]:
     return optimizer, averages
 
 
-def statistics_pairs(model: Any, averages: Averages, make: bool = False) -> list[averaging.Pair]:
+def statistics_pairs(model: Any, averages: Averages, make: bool = False) -> list[Pair]:
     """Returns averages of BatchNorm statistics and their variables.
 
     Args:
         model: The model.
-        averages: What its optimizer keeps.
-        make: Whether to make those that are missing, as copies of the statistics.
+        averages: The averages of its optimizer.
+        make: Whether to make those that are missing, as copies of the statistics, and to drop those
+            of statistics that are gone. Default: `False`.
     """
-    own = batch_norm.statistics(model) if make or averages.statistics else []
-    if not own:
+    if not make and not averages.statistics:
         return []
-    paths = {info.identity: info.path for info in walk.describe_model(model).infos}
-    pairs = []
+    paths = {info.identity: info.path for info in layer_paths.describe_model(model).infos}
+    own = {paths[id(variable)]: variable for variable in batch_norm.statistics(model)}
     if make:
-        present = {paths[id(variable)] for variable in own}
-        for path in averages.statistics.keys() - present:
+        for path in averages.statistics.keys() - own.keys():
             del averages.statistics[path]
-    for variable in own:
-        path = paths[id(variable)]
-        if make and path not in averages.statistics:
-            averages.add_statistics(path, variable)
-        if path in averages.statistics:
-            pairs.append((averages.statistics[path], variable))
-    return pairs
-
-
-def finish(restore: Callable[[], None]) -> None:
-    """Restores something, and starts over if that is interrupted, as by a second Ctrl-C."""
-    try:
-        restore()
-    except BaseException:
-        restore()
-        raise
-
-
-def _put_back(values: list[tuple[Any, Any]]) -> None:
-    for variable, value in values:
-        variable.assign(value)
+        for path in own.keys() - averages.statistics.keys():
+            averages.add_statistics(path, own[path])
+    kept = averages.statistics
+    return [(kept[path], variable) for path, variable in own.items() if path in kept]
 
 
 def synchronize(model: Any) -> None:
-    """Attaches the state to the variables, which `fit` on JAX holds during an epoch."""
+    """Gives variables their values, which `fit` on JAX holds during an epoch."""
     synchronize = getattr(model, "jax_state_sync", None)
     if synchronize is not None:
         synchronize()
@@ -250,7 +230,7 @@ def synchronize(model: Any) -> None:
 
 @contextlib.contextmanager
 def _no_state_saved_around(outer: Any, optimizer: Any) -> Iterator[None]:
-    """Keeps a `LossScaleOptimizer` from saving the state inside it, which Keras' own would."""
+    """Yields with a `LossScaleOptimizer` that does not save the state of the optimizer inside."""
     if outer is optimizer:
         yield
         return
@@ -274,30 +254,30 @@ def _averages_among(saved: checkpoint.Saved, model: Any) -> list[tuple[Any, np.n
     Raises:
         ValueError: If there is one that does not fit.
     """
-    catalog = walk.describe_model(model)
+    catalog = layer_paths.describe_model(model)
     variables = {id(variable): variable for variable in model.variables}
-    layer_paths = {info.path: variables.get(info.identity) for info in catalog.infos}
-    paths = layer_paths
+    by_layer_path = {info.path: variables.get(info.identity) for info in catalog.infos}
+    by_path = by_layer_path
     if saved.manifest.get("provisional"):
         # The optimizer that was saved knew no model, and so no layer paths.
         trainable = model.trainable_variables
-        infos = walk.describe_variables(trainable).infos
-        paths = {info.path: v for info, v in zip(infos, trainable, strict=True)}
+        infos = layer_paths.describe_variables(trainable).infos
+        by_path = {info.path: v for info, v in zip(infos, trainable, strict=True)}
     found, differences = [], []
     for key, value in saved.values.items():
         if key.endswith(_AVERAGE):
             # The group's name, which has no slash, comes before the path.
-            known = paths
+            known = by_path
             path: str | None = key.partition("/")[2].removesuffix(_AVERAGE)
         else:
-            path, known = averaging.statistics_path(key), layer_paths
+            path, known = statistics_path(key), by_layer_path
         if path is None:
             continue
         variable = known.get(path)
         if variable is None:
             near = difflib.get_close_matches(path, list(known), n=1)
-            said = f" (nearest: {near[0]})" if near else ""
-            differences.append(f"{path} is not in the model{said}")
+            hint = f" (nearest: {near[0]})" if near else ""
+            differences.append(f"{path} is not in the model{hint}")
         elif tuple(value.shape) != tuple(variable.shape):
             differences.append(f"{path}: saved as {list(value.shape)}, now {list(variable.shape)}")
         else:

@@ -17,6 +17,7 @@ from keras import ops
 from keras_groupopt import backend
 from keras_groupopt.base import compat
 from keras_groupopt.base.checks import check_count
+from keras_groupopt.base.restoring import remember
 from keras_groupopt.selectors import layer_paths
 
 _ESTIMATED = ("moving_mean", "moving_variance", "moving_stddev")
@@ -96,7 +97,7 @@ def update_batch_norm(
         if getattr(layer, name, None) is not None
     ]
     others = {id(v): v for v in (*model.non_trainable_variables, *statistics(model))}
-    kept = [(variable, _copy(variable)) for variable in others.values()]
+    put_back = remember(others.values())
     momenta = [layer.momentum for layer in layers]
     try:
         for layer in layers:
@@ -108,8 +109,7 @@ def update_batch_norm(
     finally:
         for layer, momentum in zip(layers, momenta, strict=True):
             layer.momentum = momentum
-        for variable, value in kept:
-            variable.assign(value)
+        put_back()
     for variable, mean in zip(estimated, means, strict=True):
         variable.assign(ops.cast(mean, variable.dtype))
 
@@ -162,10 +162,6 @@ def _tensor(value: Any) -> Any:
     array = np.asarray(value)
     wide = array.dtype == np.float64
     return ops.convert_to_tensor(array.astype(keras.config.floatx()) if wide else array)
-
-
-def _copy(variable: Any) -> Any:
-    return ops.copy(ops.convert_to_tensor(variable))
 
 
 def _drop_nonfinite(variable: Any) -> None:

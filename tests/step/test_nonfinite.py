@@ -255,7 +255,7 @@ def test_group_logger_warns_of_skipped_steps_and_logs_them_on_request() -> None:
         assert len(told) == bool(skipped)
         if told:
             assert "2 steps of epoch 1 were skipped" in told[0]
-            assert 'in the last of them first in group "a"' in told[0]
+            assert 'at fault in the last of them was "a"' in told[0]
         assert history.history["skipped_steps"] == [total]
     plain = towers("a")
     plain.compile("sgd", loss=mean_output)

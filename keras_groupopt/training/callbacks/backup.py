@@ -14,6 +14,7 @@ import numpy as np
 
 from keras_groupopt import backend
 from keras_groupopt.base import compat, files
+from keras_groupopt.training.optimizer_of import check_is_built
 
 _SEEDS = "seeds"
 _GENERATORS = "generators"
@@ -71,11 +72,7 @@ class BackupAndRestore(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Loads the newest backup that can be read."""
-        if not self.model.built:
-            raise ValueError(
-                "`BackupAndRestore` needs a built model. Received: one that is not built. Call "
-                "`model.build(...)`, or the model on a batch, before `fit`."
-            )
+        check_is_built(self.model, "BackupAndRestore")
         self.backup_dir.mkdir(parents=True, exist_ok=True)
         first: Exception | None = None
         for epoch, path in reversed(self._backups()):

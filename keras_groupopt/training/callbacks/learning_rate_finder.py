@@ -11,15 +11,16 @@ import keras
 
 from keras_groupopt import backend
 from keras_groupopt.base.checks import check_count, check_fraction, check_number, check_positive
+from keras_groupopt.base.restoring import finish
 from keras_groupopt.base.unwrap import unwrap
 from keras_groupopt.optimizer import building
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.optimizer.loss_scale import LossScaleOptimizer
 from keras_groupopt.plan.views.finder_result import RateCurve, RateCurves
-from keras_groupopt.training.averaged_weights import finish
 from keras_groupopt.training.callbacks.group_names import check_moves, check_names
 from keras_groupopt.training.callbacks.rate_sweeps import GroupRates, OneRate
 from keras_groupopt.training.callbacks.snapshot import Snapshot
+from keras_groupopt.training.optimizer_of import build_optimizer, check_is_built
 
 _WHERE = "LearningRateFinder"
 # A sweep ends after so many batches in a row without a step, as gradients are not finite.
@@ -315,15 +316,8 @@ def _check_model(model: Any) -> None:
             f"{type(model).__name__}."
         )
     if not model.compiled or model.optimizer is None:
-        raise ValueError(
-            f"`{_WHERE}` needs a compiled model. Received: one that is not. Call "
-            "`model.compile(...)` first."
-        )
-    if not model.built:
-        raise ValueError(
-            f"`{_WHERE}` needs a built model. Received: one that is not built. Call "
-            "`model.build(...)`, or the model on a batch, before."
-        )
+        raise ValueError(f"`{_WHERE}` needs a compiled model. Call `model.compile(...)` first.")
+    check_is_built(model, _WHERE)
 
 
 @contextlib.contextmanager
@@ -331,8 +325,7 @@ def _built(model: Any) -> Iterator[Any]:
     """Yields the model's optimizer, built. Takes the build back afterwards, if it was not built."""
     outer, optimizer = model.optimizer, unwrap(model.optimizer)
     if not isinstance(optimizer, GroupedOptimizer):
-        if not outer.built:
-            outer.build(model.trainable_variables)
+        build_optimizer(model)
         yield optimizer
         return
     built: Any = optimizer._built
@@ -343,8 +336,7 @@ def _built(model: Any) -> Iterator[Any]:
         )
     stays = outer.built or built is not None or optimizer._run.pending is not None
     take_back = building.note_unbuilt(optimizer)
-    if not outer.built:
-        outer.build(model.trainable_variables)
+    build_optimizer(model)
     try:
         yield optimizer
     finally:

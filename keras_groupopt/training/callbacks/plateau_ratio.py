@@ -17,9 +17,9 @@ from keras_groupopt.base.checks import (
     check_positive,
     is_schedule,
 )
-from keras_groupopt.base.unwrap import unwrap
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.training.callbacks.group_names import check_moves, check_names
+from keras_groupopt.training.optimizer_of import build_optimizer, grouped_optimizer_of
 
 _WHERE = "PlateauRatio"
 
@@ -109,16 +109,9 @@ class PlateauRatio(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the groups, and starts counting."""
-        model: Any = self.model
-        optimizer = unwrap(model.optimizer)
-        if not isinstance(optimizer, GroupedOptimizer):
-            raise TypeError(
-                f"`{_WHERE}` needs a GroupedOptimizer. Received: {type(optimizer).__name__}. Use "
-                "`keras.callbacks.ReduceLROnPlateau` with it."
-            )
-        if model.built:
-            if not model.optimizer.built:
-                model.optimizer.build(model.trainable_variables)
+        optimizer = self._optimizer
+        build_optimizer(self.model)
+        if self.model.built:
             self._chosen(optimizer)
         self._decides.set_model(_StandIn(self))
         self._decides.on_train_begin()
@@ -136,8 +129,8 @@ class PlateauRatio(keras.callbacks.Callback):
 
     @property
     def _optimizer(self) -> GroupedOptimizer:
-        optimizer: GroupedOptimizer = unwrap(self.model.optimizer)
-        return optimizer
+        advice = "Use `keras.callbacks.ReduceLROnPlateau` with it."
+        return grouped_optimizer_of(self.model, _WHERE, advice)
 
     def _ratios(self) -> dict[str, float]:
         present = self._optimizer.learning_rate_ratios

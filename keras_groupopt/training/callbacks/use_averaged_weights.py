@@ -22,6 +22,7 @@ from keras_groupopt.step import averages as averaging
 from keras_groupopt.training import batch_norm
 from keras_groupopt.training.averaged_weights import averaged_weights, averages_of, statistics_pairs
 from keras_groupopt.training.callbacks.backup import BackupAndRestore
+from keras_groupopt.training.optimizer_of import build_optimizer
 
 _BATCH_NORM = ("average", "raw")
 _NO_INPUTS = (type(None), bool, int, float)
@@ -120,9 +121,8 @@ class UseAveragedWeights(keras.callbacks.Callback):
         self._swap.close()
         self._estimated_at = None
         model = self.model
-        optimizer = unwrap(model.optimizer)
-        if isinstance(optimizer, GroupedOptimizer) and not optimizer.built and model.built:
-            model.optimizer.build(model.trainable_variables)
+        if isinstance(unwrap(model.optimizer), GroupedOptimizer):
+            build_optimizer(model)
         self._move_statistics(start=True)
         self._validate_with_averages(model)
         self._forward("on_train_begin", logs, swapped=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 
@@ -19,6 +19,7 @@ class _KeepsMomentum(keras.optimizers.Optimizer):
     """The part that stand-ins share: slots for the momentum, whatever its value, and a step."""
 
     momentum: Any
+    fused_slots: ClassVar[tuple[str, ...]]
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the state of each variable.
@@ -40,7 +41,7 @@ class _KeepsMomentum(keras.optimizers.Optimizer):
             learning_rate: The rate of this step, a scalar.
         """
         index = compat.place_in(self, variable)
-        slots = [slot[index] for slot in slots_of(self, RULES[self.stands_for].fused_slots)]
+        slots = [slot[index] for slot in slots_of(self, self.fused_slots)]
         self.step_of_backend(gradient, variable, slots, learning_rate)
 
 
@@ -57,6 +58,7 @@ class SGD(_KeepsMomentum, keras.optimizers.SGD):
     """
 
     stands_for = keras.optimizers.SGD
+    fused_slots = ("momentums",)
     step_of_backend = backend.sgd_step
 
 
@@ -75,6 +77,7 @@ class RMSprop(_KeepsMomentum, keras.optimizers.RMSprop):
     """
 
     stands_for = keras.optimizers.RMSprop
+    fused_slots = ("_velocities", "_momentums", "_average_gradients")
     step_of_backend = backend.rmsprop_step
 
 
@@ -89,9 +92,7 @@ RULES.update(
         _optimizers.Adamax: Registration("adamax", ("_m", "_u")),
         _optimizers.Ftrl: Registration("ftrl", ("_accumulators", "_linears")),
         _optimizers.Lion: Registration("lion", ("_momentums",)),
-        _optimizers.RMSprop: Registration(
-            "rmsprop", ("_velocities", "_momentums", "_average_gradients"), RMSprop
-        ),
-        _optimizers.SGD: Registration("sgd", ("momentums",), SGD),
+        _optimizers.RMSprop: Registration("rmsprop", RMSprop.fused_slots, RMSprop),
+        _optimizers.SGD: Registration("sgd", SGD.fused_slots, SGD),
     }
 )

@@ -19,13 +19,21 @@ def is_schedule(value: Any) -> bool:
     return callable(value) and hasattr(value, "get_config") and not isinstance(value, type)
 
 
+def wrong_type(name: str, value: Any, must: str) -> TypeError:
+    """Returns the error for an argument of the wrong type."""
+    return TypeError(
+        f"`{name}` must be {must}. Received: {name}={value!r} (of type {type(value).__name__})."
+    )
+
+
 @contextlib.contextmanager
 def errors_in(where: str) -> Iterator[None]:
     """Adds a place to the message of a TypeError or ValueError raised within."""
     try:
         yield
     except (TypeError, ValueError) as error:
-        raise type(error)(f"In {where}: {error}") from error
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"In {where}: {error}") from error
 
 
 def check_number(name: str, value: Any, *, where: str) -> float:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from keras_groupopt.base.checks import check_count, check_scalar, is_schedule
+from keras_groupopt.base.checks import check_count, check_scalar, check_switch, is_schedule
 
 
 class Average:
@@ -68,11 +68,7 @@ class EMA(Average):
     def __post_init__(self) -> None:
         object.__setattr__(self, "momentum", check_momentum("momentum", self.momentum, "EMA"))
         _check_times(self, "EMA")
-        if not isinstance(self.warmup, bool):
-            raise TypeError(
-                f"`warmup` must be True or False. Received: warmup={self.warmup!r} in EMA. Its "
-                "length is fixed: β grows as (1 + t) / (10 + t)."
-            )
+        check_switch("warmup", self.warmup, where="EMA")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,13 +128,13 @@ class KerasEMA(Average):
 
 def check_momentum(name: str, value: Any, where: str) -> Any:
     """Returns a schedule as it is, and a number in [0, 1) as a float."""
-    value = check_scalar(name, value, where=where)
-    if value is None or (not is_schedule(value) and value >= 1.0):
+    number = check_scalar(name, value, where=where)
+    if not is_schedule(number) and not (number is not None and number < 1):
         raise ValueError(
             f"`{name}` must be a number in [0, 1) or a schedule. Received: {name}={value!r} in "
             f"{where}."
         )
-    return value
+    return number
 
 
 def _check_times(average: Average, where: str) -> None:

@@ -17,6 +17,8 @@ import numbers
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from keras_groupopt.base.checks import check_count, is_schedule
 from keras_groupopt.plan.schedule_bindings import ScheduleBinding, schedule_bindings
 from keras_groupopt.schedules.from_base import FromBase
@@ -70,22 +72,22 @@ def sampled(plan: Any, total: int) -> Curves:
         total: The number of optimizer steps of the run, at least 1.
     """
     reader = _Reader(plan, total)
-    known: dict[int, tuple[float, ...]] = {}
+    known: dict[int, np.ndarray] = {}
 
     def learn(steps: list[int]) -> None:
-        known.update(zip(steps, zip(*_lists(reader.at(steps)), strict=True), strict=True))
+        known.update(zip(steps, np.transpose(list(_lists(reader.at(steps)))), strict=True))
 
     learn(sorted({round(total * place / _EVEN) for place in range(_EVEN + 1)}))
     parts = _wide(itertools.pairwise(sorted(known)))
     while parts and len(known) + len(parts) <= _MOST:
         learn([(start + end) // 2 for start, end in parts])
-        ranges = [max(line) - min(line) for line in zip(*known.values(), strict=True)]
+        allowed = _TOLERANCE * np.ptp(list(known.values()), axis=0)
         halves = []
         for start, end in parts:
             middle = (start + end) // 2
             share = (middle - start) / (end - start)
-            ends = zip(known[start], known[middle], known[end], ranges, strict=True)
-            if any(abs(m - a - (b - a) * share) > _TOLERANCE * span for a, m, b, span in ends):
+            line = known[start] + (known[end] - known[start]) * share
+            if np.any(np.abs(known[middle] - line) > allowed):
                 halves += [(start, middle), (middle, end)]
         parts = _wide(halves)
     return reader.at(sorted(known))
@@ -167,7 +169,7 @@ class _Reader:
                 "steps": list(steps),
                 "shares": list(shares) or [None] * len(steps),
                 "shared": {
-                    binding.field: self.values(binding.schedule, steps)
+                    binding.field: self.values(binding.schedule, steps).tolist()
                     for binding in driven
                     if binding.group is None
                 },
@@ -177,49 +179,37 @@ class _Reader:
     def group(
         self, planned: Any, driven: Sequence[ScheduleBinding], steps: Sequence[int]
     ) -> Curves:
-        group = planned.group
+        group, defaults = planned.group, self.plan.defaults
         found: Curves = {"name": group.name, "frozen": group.frozen, "arguments": {}}
         if group.frozen:
             return {**found, "learning_rate": None, "ratio": None, "weight_decay": None}
-        own = self.rates(group, steps)
-        ratios = self.ratios(planned, steps)
+        base, rate = defaults.learning_rate, group.learning_rate
+        if isinstance(rate, FromBase):
+            rates = np.array([float(rate.function(value)) for value in self.values(base, steps)])
+        else:
+            rates = self.values(base if rate is None else rate, steps)
+        ratio = self.values(group.learning_rate_ratio, steps)
+        places = dict.fromkeys(variable.ratio_index for variable in planned.variables)
+        factors = (1.0 if place is None else defaults.ratios[place].value for place in places)
+        ratios = np.array([ratio * self.values(factor, steps) for factor in factors])
         decay = group.weight_decay
         return {
             **found,
-            "learning_rate": _spread([_products(own, ratio) for ratio in ratios]),
+            "learning_rate": _spread(rates * ratios),
             "ratio": _spread(ratios),
-            "weight_decay": None if decay is None else self.values(decay, steps),
+            "weight_decay": None if decay is None else self.values(decay, steps).tolist(),
             "arguments": {
-                binding.field.removeprefix("rule."): self.values(binding.schedule, steps)
+                binding.field.removeprefix("rule."): self.values(binding.schedule, steps).tolist()
                 for binding in driven
                 if binding.group == group.name and binding.field.startswith("rule.")
             },
         }
 
-    def rates(self, group: Any, steps: Sequence[int]) -> list[float]:
-        """The group's rate without ratios: its own, a function of the base rate, or the base."""
-        own, base = group.learning_rate, self.plan.defaults.learning_rate
-        if isinstance(own, FromBase):
-            return [float(own.function(rate)) for rate in self.values(base, steps)]
-        return self.values(base if own is None else own, steps)
-
-    def ratios(self, planned: Any, steps: Sequence[int]) -> list[list[float]]:
-        """The group's ratio times each ratio that its variables have."""
-        ratio = self.values(planned.group.learning_rate_ratio, steps)
-        given = self.plan.defaults.ratios
-        places = dict.fromkeys(variable.ratio_index for variable in planned.variables)
-        return [
-            ratio if place is None else _products(ratio, self.values(given[place].value, steps))
-            for place in places
-        ]
-
-    def values(self, scalar: Any, steps: Sequence[int]) -> list[float]:
+    def values(self, scalar: Any, steps: Sequence[int]) -> np.ndarray:
         """The values of a number, a function without arguments, or a schedule at each step."""
-        if not callable(scalar):
-            return [float(scalar)] * len(steps)
-        if not is_schedule(scalar):
-            return [float(scalar())] * len(steps)
-        return [self.value(scalar, step) for step in steps]
+        if is_schedule(scalar):
+            return np.array([self.value(scalar, step) for step in steps])
+        return np.full(len(steps), float(scalar() if callable(scalar) else scalar))
 
     def value(self, schedule: Any, step: int) -> float:
         # The plan holds its schedules, so ids are not reused.
@@ -236,13 +226,8 @@ def _schedules(plan: Any) -> list[Any]:
     return [found.schedule for found in schedule_bindings(plan) if is_schedule(found.schedule)]
 
 
-def _products(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    return [a * b for a, b in zip(first, second, strict=True)]
-
-
-def _spread(each: Sequence[Sequence[float]]) -> Curves:
-    columns = list(zip(*each, strict=True))
-    return {"lowest": [min(c) for c in columns], "highest": [max(c) for c in columns]}
+def _spread(each: np.ndarray) -> Curves:
+    return {"lowest": each.min(axis=0).tolist(), "highest": each.max(axis=0).tolist()}
 
 
 def _lists(found: Any) -> Iterator[list[float]]:

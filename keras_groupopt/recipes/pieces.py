@@ -147,14 +147,10 @@ class Reader:
         if not any(piece.is_block or self._is_depthwise(piece) for piece in pieces):
             return self._chain(pieces)
         split: list[Piece] = []
-        chain: list[Piece] = []
-        for piece in [*pieces, None]:
-            if piece is not None and not piece.is_block:
-                chain.append(piece)
-                continue
-            split += self._split(chain, first=not split, last=piece is None)
-            split += [piece] if piece is not None else []
-            chain = []
+        for is_block, group in itertools.groupby(pieces, lambda piece: piece.is_block):
+            run = list(group)
+            is_last = run[-1] is pieces[-1]
+            split += run if is_block else self._split(run, first=not split, last=is_last)
         parts: list[list[int]] = []
         waiting: list[int] = []
         seen_block = False

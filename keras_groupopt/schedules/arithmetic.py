@@ -40,6 +40,13 @@ def shares(elapsed: Tensor, length: Any) -> tuple[Tensor, Tensor]:
     return ops.cast(elapsed, "float32") / whole, ops.cast(length - elapsed, "float32") / whole
 
 
+def after_warmup(step: Tensor, warmup: int, start: float, peak: float, value: Tensor) -> Tensor:
+    """Returns `value`, or during the warm-up the value on the line from `start` to `peak`."""
+    if warmup == 0:
+        return value
+    return ops.where(step < warmup, mix(start, peak, step, warmup), value)
+
+
 def powered(rate: float, count: Tensor) -> Tensor:
     """Returns `rate ** count`. `ops.power` would amplify the rounding error of `rate`."""
     return ops.exp(ops.cast(count, "float32") * math.log(rate))

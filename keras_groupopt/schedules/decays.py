@@ -9,7 +9,7 @@ from typing import Any
 from keras import ops
 
 from keras_groupopt.schedules.arguments import NUMBER, POSITIVE, checked_by, count, one_of, total
-from keras_groupopt.schedules.arithmetic import mix, shares
+from keras_groupopt.schedules.arithmetic import after_warmup, mix, shares
 from keras_groupopt.schedules.base import Schedule, registered
 
 Tensor = Any
@@ -112,10 +112,7 @@ class Polynomial(Schedule):
             done = -ops.expm1(self.power * ops.log1p(-done))
             left = ops.power(left, self.power)
         decayed = self.initial_learning_rate * left + self.end_learning_rate * done
-        if warmup == 0:
-            return decayed
-        warming = mix(self.warmup_start, self.initial_learning_rate, step, warmup)
-        return ops.where(step < warmup, warming, decayed)
+        return after_warmup(step, warmup, self.warmup_start, self.initial_learning_rate, decayed)
 
 
 def check_steps_or_share(name: str, value: Any, *, where: str) -> int | float:
@@ -215,10 +212,7 @@ class WarmupStableDecay(Schedule):
             value = peak * left / (1 + root) + end * root
         else:
             value = mix(peak, end, elapsed, length, self.decay_curve)
-        if self.warmup_steps == 0:
-            return value
-        warming = mix(self.initial_learning_rate, peak, step, self.warmup_steps)
-        return ops.where(step < self.warmup_steps, warming, value)
+        return after_warmup(step, self.warmup_steps, self.initial_learning_rate, peak, value)
 
 
 def check_fits(parts: dict[str, int], total: Any, where: str, rest: int = 0) -> None:

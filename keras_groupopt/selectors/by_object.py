@@ -5,9 +5,11 @@ A config holds layers and variables as paths, and functions as what `set_functio
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
+from keras_groupopt.base.checks import wrong_type
 from keras_groupopt.selectors.algebra import Or, Selector
 from keras_groupopt.selectors.by_property import Everything
 from keras_groupopt.selectors.leaf import Leaf, nearest, quote
@@ -35,26 +37,64 @@ def set_function_serializer(
     _serialize, _deserialize = serialize, deserialize
 
 
-class Layer(Leaf):
-    """Variables of layers, which are given as objects, names or paths."""
+class _ObjectLeaf(Leaf):
+    """A selector that holds Keras objects, or strings that name them.
 
-    kind = "layer"
+    Args:
+        noun: What it holds, for errors.
+        must: What its arguments must be, for errors.
+        attributes: The attributes of the objects. The first one is an object's name in errors.
+        config_key: The key of the names in a config.
+    """
+
+    noun: ClassVar[str]
+    must: ClassVar[str]
+    attributes: ClassVar[tuple[str, ...]]
+    config_key: ClassVar[str]
 
     def __init__(self, *targets: Any) -> None:
         if not targets:
-            raise ValueError("`layer` must be given at least one layer. Received: nothing.")
+            raise ValueError(
+                f"`{self.kind}` must be given at least one {self.noun}. Received: nothing."
+            )
         for target in targets:
-            if isinstance(target, type) or not (
-                isinstance(target, str) or hasattr(target, "weights")
-            ):
-                raise TypeError(
-                    "`layer` must be a Keras layer, or the name or path of one. "
-                    f"Received: layer={target!r} (of type {type(target).__name__})."
-                )
             if isinstance(target, str) and not target:
-                raise ValueError("`layer` must not be empty. Received: layer=''.")
+                raise ValueError(f"`{self.kind}` must not be empty. Received: {self.kind}=''.")
+            is_object = all(hasattr(target, name) for name in self.attributes)
+            if not isinstance(target, str) and (isinstance(target, type) or not is_object):
+                raise wrong_type(self.kind, target, self.must)
         self.targets = targets
-        self.names = tuple(_name_of(target) for target in targets)
+        self.names = tuple(map(self._name_of, targets))
+
+    def _name_of(self, target: Any) -> str:
+        return target if isinstance(target, str) else str(getattr(target, self.attributes[0]))
+
+    def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
+        if all(isinstance(target, str) for target in self.targets):
+            return {self.config_key: list(self.targets)}
+        if catalog is None:
+            raise ValueError(
+                f"`{self.describe()}` holds a {self.noun}. A config needs its path, which is not "
+                "known without a catalog. Pass the catalog of the model: `get_config(catalog)`."
+            )
+        return self._paths(catalog)
+
+    @abstractmethod
+    def _paths(self, catalog: VariableCatalog) -> dict[str, Any]:
+        """Returns the config, with the paths of objects."""
+
+    def _key(self) -> tuple[Any, ...]:
+        return tuple(t if isinstance(t, str) else id(t) for t in self.targets)
+
+
+class Layer(_ObjectLeaf):
+    """Variables of layers, which are given as objects, names or paths."""
+
+    kind = "layer"
+    noun = "layer"
+    must = "a Keras layer, or the name or path of one"
+    attributes = ("name", "weights")
+    config_key = "layers"
 
     def _match(self, catalog: VariableCatalog) -> frozenset[int]:
         return frozenset().union(*(self._match_one(target, catalog) for target in self.targets))
@@ -92,18 +132,14 @@ class Layer(Leaf):
 
     def _missing(self, target: Any, catalog: VariableCatalog, advice: str) -> ValueError:
         return ValueError(
-            "`layer` must be a layer of the model, with weights. "
-            f"Received: layer={_name_of(target)!r}, which has none of its {len(catalog)} variables."
-            f" {advice.lstrip()}"
+            "`layer` must be a layer of the model, with weights. Received: "
+            f"layer={self._name_of(target)!r}, which has none of its {len(catalog)} variables. "
+            f"{advice.lstrip()}"
         )
 
-    def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
-        names = [target for target in self.targets if isinstance(target, str)]
-        if len(names) == len(self.targets):
-            return {"layers": names}
-        if catalog is None:
-            raise _no_catalog(self, "layers")
+    def _paths(self, catalog: VariableCatalog) -> dict[str, Any]:
         self.resolve(catalog)
+        names = [target for target in self.targets if isinstance(target, str)]
         paths: list[str] = []
         for target in self.targets:
             if isinstance(target, str):
@@ -127,49 +163,31 @@ class Layer(Leaf):
             parts.append(Variables(*arguments["variables"]))
         return Or(*parts) if len(parts) > 1 else parts[0]
 
-    def _key(self) -> tuple[Any, ...]:
-        return tuple(t if isinstance(t, str) else id(t) for t in self.targets)
 
-
-class Variables(Leaf):
+class Variables(_ObjectLeaf):
     """Single variables, which are given as objects or exact paths."""
 
     kind = "variables"
-
-    def __init__(self, *values: Any) -> None:
-        if not values:
-            raise ValueError("`variables` must be given at least one variable. Received: nothing.")
-        for value in values:
-            if not isinstance(value, str) and not (
-                hasattr(value, "shape") and hasattr(value, "path")
-            ):
-                raise TypeError(
-                    "`variables` must be given Keras variables or their exact layer paths. "
-                    f"Received: {value!r} (of type {type(value).__name__})."
-                )
-        self.values = values
+    noun = "variable"
+    must = "Keras variables or their exact layer paths"
+    attributes = ("path", "shape")
+    config_key = "paths"
 
     def _match(self, catalog: VariableCatalog) -> frozenset[int]:
         found = set()
-        for value in self.values:
-            if isinstance(value, str):
-                position = catalog.by_path.get(value)
-            else:
-                position = catalog.by_identity.get(id(value))
-            if position is None:
-                near = nearest(value, catalog) if isinstance(value, str) else ""
+        for target, name in zip(self.targets, self.names, strict=True):
+            is_path = isinstance(target, str)
+            at = catalog.by_path.get(name) if is_path else catalog.by_identity.get(id(target))
+            if at is None:
                 raise ValueError(
-                    "`variables` must be given variables of the model. "
-                    f"Received: {_path_of(value)!r}, which is none of its {len(catalog)}.{near}"
+                    "`variables` must be given variables of the model. Received: "
+                    f"{name!r}, which is none of its {len(catalog)}."
+                    f"{nearest(name, catalog) if is_path else ''}"
                 )
-            found.add(position)
+            found.add(at)
         return frozenset(found)
 
-    def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
-        if all(isinstance(value, str) for value in self.values):
-            return {"paths": list(self.values)}
-        if catalog is None:
-            raise _no_catalog(self, "variables")
+    def _paths(self, catalog: VariableCatalog) -> dict[str, Any]:
         return {"paths": [catalog[at].path for at in sorted(self.resolve(catalog))]}
 
     @classmethod
@@ -178,12 +196,8 @@ class Variables(Leaf):
 
     def describe(self) -> str:
         """Returns the selector as the code that makes it, with at most four variables."""
-        names = [quote(_path_of(value)) for value in self.values[:4]]
-        names += ["..."] if len(self.values) > 4 else []
+        names = [*map(quote, self.names[:4]), *(["..."] if len(self.names) > 4 else [])]
         return f"variables({', '.join(names)})"
-
-    def _key(self) -> tuple[Any, ...]:
-        return tuple(value if isinstance(value, str) else id(value) for value in self.values)
 
 
 class Where(Leaf):
@@ -194,9 +208,8 @@ class Where(Leaf):
 
     def __init__(self, function: Callable[[VariableInfo], bool]) -> None:
         if not callable(function) or isinstance(function, Selector):
-            raise TypeError(
-                "`function` must take a VariableInfo and return whether it is chosen. "
-                f"Received: function={function!r} (of type {type(function).__name__})."
+            raise wrong_type(
+                "function", function, "a function that takes a VariableInfo and returns a bool"
             )
         self.function = function
 
@@ -234,18 +247,3 @@ class Where(Leaf):
 
     def _key(self) -> Any:
         return self.function
-
-
-def _no_catalog(selector: Selector, what: str) -> ValueError:
-    return ValueError(
-        f"`{selector.describe()}` holds {what}. A config needs their paths, which are not known "
-        "without a catalog. Pass the catalog of the model: `get_config(catalog)`."
-    )
-
-
-def _path_of(value: Any) -> str:
-    return value if isinstance(value, str) else str(value.path)
-
-
-def _name_of(layer: Any) -> str:
-    return layer if isinstance(layer, str) else str(getattr(layer, "name", "?"))

@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
+from keras_groupopt.base.checks import wrong_type
 from keras_groupopt.selectors.leaf import Leaf, checked_names, nearest, quote, similar
 from keras_groupopt.selectors.patterns import Pattern, compile_glob, compile_regex
 from keras_groupopt.selectors.variable_info import VariableCatalog
@@ -33,10 +34,7 @@ class Everything(Leaf):
 class _PatternLeaf(Leaf):
     def __init__(self, pattern: str) -> None:
         if not isinstance(pattern, str):
-            raise TypeError(
-                "`pattern` must be a string. "
-                f"Received: pattern={pattern!r} (of type {type(pattern).__name__})."
-            )
+            raise wrong_type("pattern", pattern, "a string")
         self.pattern = self._compile(pattern)
         self.names = (pattern,)
 

@@ -9,6 +9,7 @@ import re
 from typing import Any
 from xml.etree import ElementTree
 
+from keras_groupopt.base.checks import wrong_type
 from keras_groupopt.selectors.document import VARIABLE, element_name, to_tree
 from keras_groupopt.selectors.leaf import Leaf, nearest, similar
 from keras_groupopt.selectors.variable_info import VariableCatalog
@@ -30,10 +31,7 @@ class XPath(Leaf):
 
     def __init__(self, query: str) -> None:
         if not isinstance(query, str):
-            raise TypeError(
-                "`query` must be a string. "
-                f"Received: query={query!r} (of type {type(query).__name__})."
-            )
+            raise wrong_type("query", query, "a string")
         self.query = query
         self.names = (query,)
 

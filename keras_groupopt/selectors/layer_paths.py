@@ -17,6 +17,7 @@ from typing import Any
 import keras
 
 from keras_groupopt.base import compat
+from keras_groupopt.base.checks import wrong_type
 from keras_groupopt.selectors.layer_names import automatic_bases, number_siblings, snake_case
 from keras_groupopt.selectors.variable_info import LayerInfo, VariableCatalog, VariableInfo
 
@@ -67,10 +68,7 @@ def describe_model(model: keras.Layer) -> VariableCatalog:
     ('backbone/dense/kernel', 'backbone/dense/bias', 'head/kernel', 'head/bias')
     """
     if not isinstance(model, keras.Layer):
-        raise TypeError(
-            "`model` must be a Keras model or layer. "
-            f"Received: model={model!r} (of type {type(model).__name__})."
-        )
+        raise wrong_type("model", model, "a Keras model or layer")
     walk = _Walk()
     walk.enter(model, "", ())
     # A model whose layers are called one by one may not be marked as built.

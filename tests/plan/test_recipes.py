@@ -88,8 +88,8 @@ def test_the_backbone_moves_slowly_toward_its_anchor_and_the_head_as_told():
     ("build", "options", "message"),
     [
         (models.subclassed, {}, "`head` must be given.*no graph.*'first', 'second', 'last'"),
-        (lambda: models.resnet(1, top=False), {}, "`head` must say.*Candidates are .*norm"),
-        (models.vit, {"head": ()}, r"`head` must say what the head is.*head=\(\)"),
+        (lambda: models.resnet(1, top=False), {}, "`head` must select.*Candidates are .*norm"),
+        (models.vit, {"head": ()}, r"`head` must select a head.*head=\(\)"),
         (models.vit, {"head": "haed"}, "In `head`: Selector.*Nearest paths: 'head'"),
         (models.vit, {"ratio": -1}, "learning_rate_ratio.*-1"),
         (models.vit, {"head": "*"}, "The backbone must have trainable variables"),
@@ -260,7 +260,7 @@ def test_muon_times_layerwise_decay():
         (lambda: models.chain("a"), {}, "trainable matrix for Muon.*a/kernel"),
         (lambda: models.chain("a b"), {"adamw": "a"}, "trainable matrix for Muon"),
         (lambda: models.chain("a b"), {"adamw": "c"}, "In `adamw`: Selector"),
-        (lambda: outer_block(), {}, "`head` must be given where the last layer holds several"),
+        (lambda: outer_block(), {}, "`head` must be given if the last layer holds several"),
     ],
 )
 def test_a_model_without_hidden_matrices_is_refused(build, options, message):

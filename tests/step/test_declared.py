@@ -82,7 +82,7 @@ AVERAGES = [
         (lambda: SWA(start=True), "`start` must be an integer"),
         (lambda: Optimizer(ema=0.9), "`ema` must be `kgo.EMA … Write `ema=kgo.EMA(0.9)`"),
         (lambda: Optimizer(ema=EMA), "`ema` must be `kgo.EMA"),
-        (lambda: Optimizer(use_ema=0.999), "use_ema=0.999. The momentum is `ema_momentum=`"),
+        (lambda: Optimizer(use_ema=0.999), "use_ema=0.999. Pass the momentum as `ema_momentum=`"),
     ),
 ]
 CLIPPING = [

@@ -12,7 +12,7 @@ from rich.box import HEAVY_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from keras_groupopt.plan.views.printing import printing
+from keras_groupopt.plan.views.printing import new_figure, printing
 
 _TOGETHER = "all together"
 # The suggestion is a tenth of the rate with the lowest loss, as in Smith 2015 and fastai.
@@ -123,13 +123,7 @@ class RateCurves:
         Raises:
             ImportError: If matplotlib is not installed.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError(
-                "`plot` needs matplotlib. Install it with `pip install keras-groupopt[plots]`."
-            ) from error
-        figure = Figure(figsize=(7.0, 4.5), layout="constrained")
+        figure = new_figure((7.0, 4.5))
         axes = figure.add_subplot()
         for name, curve in self.curves.items():
             if not curve.rates:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from keras_groupopt.plan.views.printing import new_figure
+
 Curves = Mapping[str, Any]
 
 # The colours differ in lightness too, and each has a line style, so that they differ in grey.
@@ -39,21 +41,13 @@ def figure(
     Raises:
         ImportError: If matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import FuncFormatter, MaxNLocator
-    except ImportError as error:
-        raise ImportError(
-            f"`plan.plot()` needs matplotlib, which could not be imported ({error}). Install it "
-            "with `pip install keras-groupopt[plots]`. `plan.summary(at=[0, 0.5, 1.0])` prints the "
-            "rates without it."
-        ) from error
-
     groups = [group for group in curves["groups"] if not group["frozen"]]
     looks = _looks(len(groups))
     panels = _panels(curves, groups)
     heights = [2.6, *[1.3] * (len(panels) - 1)]
-    drawing = Figure(figsize=(8.4, 1.1 + sum(heights)), layout="constrained")
+    drawing = new_figure(
+        (8.4, 1.1 + sum(heights)), " `plan.summary(at=[0, 0.5, 1.0])` prints the rates without it."
+    )
     axes = drawing.subplots(
         len(panels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
     )[:, 0]
@@ -70,15 +64,15 @@ def figure(
         axis.grid(visible=True, color="#dddddd", linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
         axis.margins(x=0.01)
-        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.yaxis.set_major_formatter("{x:g}")
         if label in _FROM_ZERO:
             axis.set_ylim(bottom=0)
         if label in _LOGARITHMIC and (_is_wide(lines) if log is None else log):
             _on_a_log_scale(axis, lines)
     _legend(axes[0], groups, [g["name"] for g in curves["groups"] if g["frozen"]])
     axes[-1].set_xlabel("optimizer steps")
-    axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, steps=[1, 2, 2.5, 5, 10]))
-    axes[-1].xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
+    axes[-1].locator_params(axis="x", nbins=8, integer=True, steps=[1, 2, 2.5, 5, 10])
+    axes[-1].xaxis.set_major_formatter("{x:,.0f}")
     drawing.align_ylabels(axes)
     if path is not None:
         drawing.savefig(path, dpi=150)

@@ -1,9 +1,10 @@
-"""Where the summaries print: a console, or a function that takes single lines."""
+"""What views print and draw on: a console, a function that takes lines, a figure."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from rich.console import Console
 
@@ -33,3 +34,23 @@ def printing(
         yield plain
     for line in capture.get().splitlines():
         print_fn(line.rstrip())
+
+
+def new_figure(size: tuple[float, float], instead: str = "") -> Any:
+    """Returns a `matplotlib.figure.Figure` without a window.
+
+    Args:
+        size: Its width and height in inches.
+        instead: What to do without matplotlib, for the error. Default: "".
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            f"`plot` needs matplotlib, which could not be imported ({error}). Install it with "
+            f"`pip install keras-groupopt[plots]`.{instead}"
+        ) from error
+    return Figure(figsize=size, layout="constrained")

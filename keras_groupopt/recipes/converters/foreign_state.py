@@ -11,6 +11,7 @@ import keras
 import numpy as np
 
 from keras_groupopt.base import text
+from keras_groupopt.base.checks import wrong_type
 from keras_groupopt.base.unwrap import unwrap
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.recipes.converters import weight_axes
@@ -87,10 +88,7 @@ def load_torch_state(
     """
     optimizer = unwrap(optimizer)
     if not isinstance(optimizer, GroupedOptimizer):
-        raise TypeError(
-            "`optimizer` must be a GroupedOptimizer. Received: "
-            f"optimizer={optimizer!r} of type {type(optimizer).__name__}."
-        )
+        raise wrong_type("optimizer", optimizer, "a GroupedOptimizer")
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
         held = ", ".join(map(str, state_dict)) if isinstance(state_dict, Mapping) else "no dict"
         raise ValueError(
@@ -159,7 +157,7 @@ def _paths_by_number(state_dict: Mapping[str, Any], paths: Any) -> dict[Any, str
                 "`paths` must name every parameter of the torch optimizer; `None` leaves one out. "
                 f"Nothing was loaded. Received:\n  {text.first_lines(missing)}"
             )
-        return {number: paths[name] for number, name in zip(numbers, names, strict=True)}
+        paths = [paths[name] for name in names]
     if len(paths) != len(numbers):
         raise ValueError(
             "`paths` must have one entry per parameter of the torch optimizer; `None` leaves one "

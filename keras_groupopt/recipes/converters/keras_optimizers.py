@@ -10,6 +10,7 @@ import keras
 
 from keras_groupopt import selectors
 from keras_groupopt.base import compat, text
+from keras_groupopt.base.checks import wrong_type
 from keras_groupopt.base.unwrap import unwrap
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.plan.group import DEFAULT_GROUP, Group
@@ -66,39 +67,26 @@ def from_multi_optimizer(optimizer: Any, model: Any) -> GroupedOptimizer:
     names = _names(multi)
     variables = list(model.trainable_variables)
     paths = {info.identity: info.path for info in layer_paths.describe_model(model).infos}
-    members: dict[int, list[Any]] = {}
-    inners: dict[int, Any] = {}
-    unknown = []
-    for variable in variables:
-        inner = _inner_of(multi, variable)
-        if inner is None:
-            unknown.append(paths[id(variable)])
-            continue
-        inners[id(inner)] = inner
-        members.setdefault(id(inner), []).append(variable)
+    owners = {id(variable): _inner_of(multi, variable) for variable in variables}
+    unknown = [paths[key] for key, inner in owners.items() if inner is None]
     if unknown:
         raise ValueError(
             "`optimizer` must know every trainable variable of `model`. Received: unknown "
             f"{text.listing(unknown)}. Convert it before they become trainable, then call "
             "`optimizer.rebuild(model)`."
         )
+    inners = list({id(inner): inner for inner in owners.values()}.values())
     default = getattr(_map_of(multi), "default_optimizer", None)
-    # The rate of the default optimizer comes first, so that it becomes the base if possible.
-    ordered = sorted(inners.values(), key=lambda inner: inner is not default)
+    # The default optimizer comes first here, so that its rate becomes the base if possible.
+    ordered = sorted(inners, key=lambda inner: inner is not default)
     base, rates = _rates(ordered, names)
-    groups = [
-        Group(
-            name,
-            None
-            if name == DEFAULT_GROUP
-            else selectors.variables(*(paths[id(v)] for v in members[id(inner)])),
-            rule=rule_of(inner),
-            **rates[id(inner)],
-            **_decay_and_clipping(inner, members[id(inner)], paths, name),
-        )
-        for inner in inners.values()
-        for name in [names(inner)]
-    ]
+    groups = []
+    for inner in inners:
+        name, members = names(inner), [v for v in variables if owners[id(v)] is inner]
+        is_default = name == DEFAULT_GROUP
+        selector = None if is_default else selectors.variables(*(paths[id(v)] for v in members))
+        options = _decay_and_clipping(inner, members, paths, name)
+        groups.append(Group(name, selector, rule=rule_of(inner), **rates[id(inner)], **options))
     converted = GroupedOptimizer(
         sorted(groups, key=lambda group: group.name == DEFAULT_GROUP),
         model=model,
@@ -106,8 +94,7 @@ def from_multi_optimizer(optimizer: Any, model: Any) -> GroupedOptimizer:
         learning_rate=base,
         loss_scale_factor=getattr(multi, "loss_scale_factor", None),
     )
-    owners = {id(v): inners[key] for key, owned in members.items() for v in owned}
-    if any(inner.built for inner in inners.values()):
+    if any(inner.built for inner in inners):
         copy_state(converted, model, owners, strict=True)
     return converted
 
@@ -141,10 +128,7 @@ def from_optimizer(optimizer: Any, model: Any, groups: Any = None) -> GroupedOpt
     inner = unwrap(optimizer)
     where = "`from_optimizer`"
     if not isinstance(inner, keras.optimizers.Optimizer):
-        raise TypeError(
-            "`optimizer` must be a Keras optimizer. Received: "
-            f"optimizer={inner!r} of type {type(inner).__name__}."
-        )
+        raise wrong_type("optimizer", inner, "a Keras optimizer")
     rule_class(rule_of(inner), where)
     variables = list(model.trainable_variables)
     paths = {info.identity: info.path for info in layer_paths.describe_model(model).infos}
@@ -225,22 +209,18 @@ def _rates(inners: Sequence[Any], names: Any) -> tuple[Any, dict[int, dict[str, 
                 "`keras.optimizers.schedules.LearningRateSchedule`."
             )
     numbers = {key: rate for key, rate in declared.items() if not callable(rate)}
-    first = declared[id(inners[0])]
-    if callable(first):
-        # The base rate is that of variables which are added later.
-        return first, {
-            key: {}
-            if rate is first
-            else {"learning_rate": rate if callable(rate) else constant(rate)}
-            for key, rate in declared.items()
-        }
-    base, ratios = exact_rates.split(list(numbers.values()))
     found: dict[int, dict[str, Any]] = {
-        key: {"learning_rate_ratio": ratio} for key, ratio in zip(numbers, ratios, strict=True)
-    }
-    return base, found | {
         key: {"learning_rate": rate} for key, rate in declared.items() if callable(rate)
     }
+    first = declared[id(inners[0])]
+    if callable(first):
+        # Variables that are added later follow the base rate.
+        found |= {key: {} for key, rate in declared.items() if rate is first}
+        found |= {key: {"learning_rate": constant(rate)} for key, rate in numbers.items()}
+        return first, found
+    base, ratios = exact_rates.split(list(numbers.values()))
+    ratio_of = zip(numbers, ratios, strict=True)
+    return base, found | {key: {"learning_rate_ratio": ratio} for key, ratio in ratio_of}
 
 
 def _decay_and_clipping(

@@ -1,4 +1,4 @@
-"""The steps and peers of the backend that Keras runs on."""
+"""The steps and peers of the current backend of Keras."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ steps: Any = importlib.import_module(f"{NAME}_steps")
 
 
 def peers() -> Any:
-    """Returns the module of the backend's own optimizers; `None` where those are not installed."""
+    """Returns the module of the backend's optimizers, or `None` if they are not installed."""
     try:
         return importlib.import_module(f"{NAME}_peers")
     except ModuleNotFoundError:

@@ -1,6 +1,7 @@
-"""Who takes a step: ours, Keras', the backend's own, and the limits of the machine.
+"""What is timed: our optimizer, those of Keras and of the backend, and the limit of the machine.
 
-All do the same arithmetic, which is checked: two groups have equal rates, and all is decayed.
+All compute the same update, and the benchmark checks this: two groups have equal rates, and all
+variables are decayed.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from prepared import (
 import keras_groupopt as kgo
 
 NEVER = 10**9
-# Peers do not look for gradients that are not finite; `checked` does, as it is by default.
+# Peers do not check for gradients that are not finite. The case `checked` has the default check.
 BASIC: dict[str, Any] = {
     "weight_decay": WEIGHT_DECAY,
     "global_clipnorm": CLIPNORM,
     "on_nonfinite": "propagate",
 }
-# One thing switched at a time. A window that never fills shows the micro-step alone.
+# Each case changes one option. A window that never fills has micro-steps only.
 CASES: dict[str, dict[str, Any]] = {
     "basic": BASIC,
     "no_clip": BASIC | {"global_clipnorm": None},
@@ -45,13 +46,13 @@ CASES: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """What takes a step, and whose weights it should arrive at.
+    """An optimizer that is timed, and the contender with the same weights.
 
     Attributes:
-        what: What it is, in words.
-        prepare: Makes it ready.
-        reference: The contender whose weights its own are compared with; `None` for none.
-        note: Why the two may differ by more than rounding.
+        what: A description.
+        prepare: Prepares its step.
+        reference: The contender that its weights are compared with, or `None`. Default: "adamw".
+        note: Why the two may differ by more than rounding. Default: "".
     """
 
     what: str
@@ -65,7 +66,7 @@ def _keras(make: Callable[[Setting], Any]) -> Callable[[Setting], Prepared]:
 
 
 def grouped(setting: Setting, *, fused: bool = True) -> Any:
-    """Returns ours, with two AdamW groups."""
+    """Returns our optimizer with two AdamW groups."""
     pattern = setting.pattern
     return kgo.GroupedOptimizer(
         [kgo.Group("early", kgo.regex(pattern)), kgo.Group("late", ~kgo.regex(pattern))],
@@ -79,7 +80,7 @@ def grouped(setting: Setting, *, fused: bool = True) -> Any:
 
 
 def adamw(setting: Setting, *, clip: bool = True) -> Any:
-    """Returns Keras' AdamW, for one group."""
+    """Returns Keras' AdamW with one group."""
     return keras.optimizers.AdamW(
         LEARNING_RATE,
         weight_decay=WEIGHT_DECAY,
@@ -91,14 +92,14 @@ def adamw(setting: Setting, *, clip: bool = True) -> Any:
 
 
 def multi_optimizer(setting: Setting) -> Any:
-    """Returns Keras' optimizer of two optimizers."""
+    """Returns Keras' MultiOptimizer with two groups."""
     early, late = (adamw(setting, clip=False) for _ in range(2))
     optimizers = keras.optimizers
     return optimizers.MultiOptimizer(optimizers.OptimizerMap(late, {setting.pattern: early}))
 
 
 def plain(setting: Setting) -> Any:
-    """Returns ours, every variable updated by the rule as it is written."""
+    """Returns our optimizer without fused steps: the rule updates one variable after another."""
     return grouped(setting, fused=False)
 
 
@@ -109,17 +110,17 @@ OURS = {
 
 
 def peers() -> Mapping[str, Contender]:
-    """Returns all that do the basic step, by name."""
+    """Returns the contenders of the basic step, by name."""
     found = {
         **OURS,
         "adamw": Contender("keras.optimizers.AdamW, one group", _keras(adamw), None),
     }
-    # Younger than the oldest Keras that is supported.
+    # The oldest supported Keras does not have it.
     if hasattr(keras.optimizers, "MultiOptimizer"):
         found["multi_optimizer"] = Contender(
             "keras.optimizers.MultiOptimizer, two groups, no clip",
             _keras(multi_optimizer),
-            note="not clipped, as it cannot clip over all",
+            note="not clipped, because it cannot clip over all groups",
         )
     own = backend.peers()
     for name, (what, prepare) in (own.PEERS if own else {}).items():
@@ -128,13 +129,13 @@ def peers() -> Mapping[str, Contender]:
 
 
 def switches() -> Mapping[str, Contender]:
-    """Returns those that are timed with one thing switched at a time, by name."""
+    """Returns the contenders that are timed with one option changed at a time, by name."""
     addition = Contender("the gradients added to sums", backend.steps.addition, None)
     return OURS | {"addition": addition} | limits()
 
 
 def limits() -> Mapping[str, Contender]:
-    """Returns what no step can be faster than."""
+    """Returns the lower limit of a step."""
     if backend.steps.devices():
         return {}
     what = "a copy of the bytes that AdamW moves"

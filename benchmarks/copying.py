@@ -1,4 +1,4 @@
-"""The limit of the machine: a copy of as many bytes as a step of AdamW must move."""
+"""The limit of the machine: copying as many bytes as a step of AdamW moves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from prepared import ARRAYS_MOVED, Prepared, Setting
 
 
 def prepare(setting: Setting) -> Prepared:
-    """Prepares a copy by all cores. What is copied is read and written: half of the bytes."""
+    """Prepares a copy by all cores. Each byte is read and written, so half of them are copied."""
     moved = ARRAYS_MOVED * models.nbytes(setting.model.trainable_variables)
     source = np.ones(moved // 2, "uint8")
     target = np.zeros_like(source)

@@ -1,4 +1,4 @@
-"""Optax' AdamW, with its own clip over all gradients."""
+"""AdamW of Optax with its clipping by the global norm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EPSILON_NOTE = "epsilon is added to the corrected root"
 
 
 def adamw(epsilon: float) -> Any:
-    """Returns Optax' transformation without a clip."""
+    """Returns the transformation of Optax without clipping."""
     return optax.adamw(LEARNING_RATE, b1=BETA_1, b2=BETA_2, eps=epsilon, weight_decay=WEIGHT_DECAY)
 
 
@@ -34,7 +34,7 @@ def multi_transform(epsilon: float, labels: list[str]) -> Any:
 
 
 def prepare(make: Callable[[float, list[str]], Any], setting: Setting) -> Prepared:
-    """Prepares clip and transformation, with the state donated in the order it comes back."""
+    """Prepares clipping and transformation. The state is donated in the order of the results."""
     variables = setting.model.trainable_variables
     labels = ["early" if re.match(setting.pattern, v.path) else "late" for v in variables]
     optimizer = optax.chain(optax.clip_by_global_norm(CLIPNORM), make(setting.epsilon, labels))
@@ -56,7 +56,7 @@ def _made_by(
     return what, lambda setting: prepare(make, setting)
 
 
-# By name, what it is and how its step is prepared.
+# Description and preparation of each peer, by name.
 PEERS = {
     "optax_adamw": _made_by("optax.adamw, one group", lambda epsilon, labels: adamw(epsilon)),
     "optax_multi_transform": _made_by("optax.multi_transform, two groups", multi_transform),

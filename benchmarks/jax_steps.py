@@ -1,4 +1,4 @@
-"""A step as Keras' training loop takes it on JAX: compiled, its state donated."""
+"""Steps as in the training loop of Keras on JAX: compiled, with donated state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ USUAL_MODES = ("compiled",)
 
 
 class Feed:
-    """Two sets of gradients. They enter as arguments, so no compiler knows anything of them."""
+    """Two sets of gradients, passed as arguments so that no compiler knows their values."""
 
     def __init__(self, sets: Sequence[Sequence[np.ndarray]], variables: Sequence[Any]) -> None:
         self.sets = [
@@ -29,23 +29,23 @@ class Feed:
 
 
 def fresh() -> None:
-    """Forgets what an earlier contender traced and compiled."""
+    """Clears the functions that earlier contenders traced and compiled."""
     jax.clear_caches()
 
 
 def devices() -> list[str]:
-    """Returns the names of the accelerators there are."""
+    """Returns the names of the accelerators."""
     return [device.device_kind for device in jax.devices() if device.platform != "cpu"]
 
 
 def prepare(make: Callable[[], Any], setting: Setting) -> Prepared:
-    """Returns the step of a Keras optimizer, ours or theirs."""
+    """Prepares the step of a Keras optimizer."""
     model, watch = setting.model, measuring.Stopwatch()
     optimizer = make()
     watch.part("build", lambda: optimizer.build(model.trainable_variables))
 
-    # As in Keras' trainer: the state goes in and out in one order, and is donated. In another
-    # order the compiler cannot reuse the memory and copies every array.
+    # As in Keras' trainer, the state is donated and returned in the same order. In another order
+    # the compiler could not reuse the memory and would copy each array.
     def apply(state: Any, received: Any) -> Any:
         trainable, rest, own = state
         trainable, own = optimizer.stateless_apply(own, received, trainable)
@@ -57,7 +57,7 @@ def prepare(make: Callable[[], Any], setting: Setting) -> Prepared:
 
 
 def values(variables: Sequence[Any]) -> list[Any]:
-    """Returns copies, which a step may take for its own."""
+    """Returns copies, which a step may donate."""
     return [jax.numpy.array(variable.value, copy=True) for variable in variables]
 
 
@@ -68,14 +68,15 @@ def start(
     watch: measuring.Stopwatch,
     state_bytes: int,
 ) -> Prepared:
-    """Traces, compiles and takes the first step, and returns those that follow.
+    """Traces, compiles and takes the first step, and returns the prepared step.
 
     Args:
-        apply: From a state, whose first entry is the weights, and gradients to such a state.
-        state: What it starts from; it is given away.
+        apply: Returns the next state, given a state and gradients. The first entry of a state is
+            the weights.
+        state: The first state, which is donated.
         setting: The mode and the gradients.
-        watch: Notes the parts of the start-up.
-        state_bytes: Of the state without the weights.
+        watch: Measures the parts of the start-up.
+        state_bytes: The bytes of the state without the weights.
     """
     sets, count = setting.feed.sets, 0
     if setting.mode == "compiled":
@@ -103,7 +104,7 @@ def start(
 
 
 def addition(setting: Setting) -> Prepared:
-    """The gradients added to sums in float32, and nothing else."""
+    """Prepares a step that only adds the gradients to sums in float32."""
     sums = [jax.numpy.zeros(g.shape, "float32") for g in setting.feed.sets[0]]
 
     def add(state: Any, received: Any) -> Any:

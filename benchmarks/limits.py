@@ -1,4 +1,4 @@
-"""What a step should take at most, as figures of one run."""
+"""The limits of a step, as figures of one run."""
 
 from __future__ import annotations
 
@@ -11,20 +11,21 @@ from results import Run
 
 Figure = Callable[[Run, "list[Run]"], "float | None"]
 OPTAX = ("optax_adamw", "optax_multi_transform", "optax_flatten")
-# An average: it and the weights are read, it is written. A pull toward an anchor: it and the
-# weights are read, those are written.
+# An average reads itself and the weights, and writes itself. A pull toward an anchor reads the
+# anchor and the weights, and writes the weights.
 ARRAYS_OF_SWITCH = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Limit:
-    """The most that a figure may be.
+    """The upper limit of a figure.
 
     Attributes:
-        name: What the figure is.
+        name: A description of the figure.
         most: The limit.
-        figure: Of a run, given all of them; `None` where it was not measured.
-        where: The backend and mode it is for; `""` for all.
+        figure: Computes the figure of a run from this run and all runs, or `None` if it was not
+            measured.
+        where: The backend and mode that it applies to. Default: "", which means all.
     """
 
     name: str
@@ -57,7 +58,7 @@ def _switched(case: str, other: str) -> Figure:
 
 
 def _added(case: str) -> Figure:
-    """Returns what a switch adds to a step, in the time in which its bytes can be copied."""
+    """Returns the time that an option adds to a step, as a share of copying its bytes."""
 
     def figure(run: Run, runs: list[Run]) -> float | None:
         switched = run.find("grouped", case, "switches")
@@ -122,7 +123,7 @@ ON_ACCELERATORS = (
 
 
 def reached(runs: list[Run]) -> list[list[str]]:
-    """Returns a row per limit and run: where, which model, what, figure, limit, whether met."""
+    """Returns a row per limit and run: title, model, name, figure, limit, and if it is met."""
     rows = []
     for run in runs:
         for limit in ON_ACCELERATORS if run.file["machine"]["devices"] else LIMITS:

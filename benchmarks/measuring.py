@@ -1,4 +1,4 @@
-"""Times rival steps side by side, and says on what machine it was."""
+"""Times steps that take turns, and describes the machine."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from typing import Any
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, float]:
-    """Returns the wall and CPU milliseconds of a piece of work; CPU time is that of all threads."""
+    """Returns the wall and CPU milliseconds of a function. CPU time is the sum over all threads."""
     wall, cpu = time.perf_counter(), time.process_time()
     work()
     return 1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)
 
 
 class Stopwatch:
-    """Notes the wall and CPU seconds of the parts of a start-up, by name."""
+    """Measures the wall and CPU seconds of the parts of a start-up, by name."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, dict[str, float]] = {}
 
     def part(self, name: str, work: Callable[[], Any]) -> Any:
-        """Does `work`, notes how long it took, and returns what it gave."""
+        """Calls `work`, measures it, and returns its result."""
         given: list[Any] = []
         wall, cpu = timed(lambda: given.append(work()))
         self.seconds[name] = {"wall": round(wall / 1e3, 4), "cpu": round(cpu / 1e3, 4)}
@@ -40,20 +40,20 @@ class Stopwatch:
 def in_turn(
     steps: Mapping[str, Callable[[], tuple[float, float] | None]], repeats: int, seed: int = 0
 ) -> dict[str, dict[str, list[float]]]:
-    """Times each step once per round, in a new order each round.
+    """Times each step once per round, in a new order in each round.
 
-    What else the machine does then slows all of them alike, and none always runs in the caches
-    that the same other one left behind.
+    So other programs slow all steps alike, and no step always finds the caches as the same other
+    step left them.
 
     Args:
-        steps: By name, a function that returns when its work is done. It may return the wall and
-            CPU milliseconds of the part of it that counts.
+        steps: Functions by name, which return when their work is done. They may return the wall
+            and CPU milliseconds of the part that counts.
         repeats: The number of rounds.
-        seed: Of the orders.
+        seed: The seed of the orders. Default: 0.
 
     Returns:
-        By name, the `"wall"` and `"cpu"` milliseconds of each round. CPU time is that of all
-        threads, and grows little when other programs share the cores.
+        The `"wall"` and `"cpu"` milliseconds of each round, by name. CPU time is the sum over all
+        threads, and grows little if other programs share the cores.
     """
     order = random.Random(seed)
     names = list(steps)
@@ -66,7 +66,7 @@ def in_turn(
             for name in names:
                 own: list[Any] = []
                 whole = timed(lambda step=steps[name], own=own: own.append(step()))
-                # Other steps return what they did.
+                # Other functions may return anything.
                 took = own[0] if isinstance(own[0], tuple) else whole
                 for clock, value in zip(("wall", "cpu"), took, strict=True):
                     times[name][clock].append(value)
@@ -88,14 +88,14 @@ def spread(builds: Sequence[Sequence[float]]) -> dict[str, float]:
 
 
 def ratio(builds: Sequence[Sequence[float]], peers: Sequence[Sequence[float]]) -> dict[str, Any]:
-    """Returns how many times as long one step takes as another.
+    """Returns the ratio of the times of two steps.
 
-    The two of a round were measured moments apart, so a busy machine cancels out; what a build
-    got of memory does not, and is averaged.
+    The two times of a round were measured shortly after each other, so the load of the machine
+    cancels out. The memory that a build got does not cancel out, so builds are averaged.
 
     Args:
         builds: The times of the rounds of each build.
-        peers: Those of the other step, of the same builds.
+        peers: The times of the other step in the same builds.
 
     Returns:
         `"ratio"`, the geometric mean over builds of the median of `value / peer` over rounds;
@@ -125,13 +125,13 @@ def _quartiles(values: Sequence[float]) -> list[float]:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Returns the version of Python and of each package, whatever it was installed as."""
+    """Returns the version of Python, and the version that each package reports."""
     found = {package: importlib.import_module(package).__version__ for package in packages}
     return {"python": platform.python_version()} | found
 
 
 def machine() -> dict[str, Any]:
-    """Returns what the figures depend on: system, processor, cores, and how busy it is now."""
+    """Returns the system, the processor, the number of cores and the current load."""
     usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
     return {
         "system": platform.platform(),
@@ -151,9 +151,9 @@ def _processor() -> str:
 
 
 def write(result: Mapping[str, Any], output: pathlib.Path | None) -> None:
-    """Writes a result as JSON to a file, or to standard output where none is given."""
+    """Writes a result as JSON to a file, or to standard output if `output` is `None`."""
     text = json.dumps(result, indent=2)
-    # Numbers of one list stay in one line.
+    # Lists of numbers stay on one line.
     text = re.sub(r"\[[-\d.,e\s]+\]", lambda found: " ".join(found[0].split()), text)
     text = text.replace("[ ", "[").replace(" ]", "]")
     if output is None:

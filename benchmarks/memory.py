@@ -1,4 +1,4 @@
-"""The peak memory of a piece of work, and of one step in a process of its own."""
+"""The peak memory of a function, and of one step in another process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEBIBYTE = 2**20
 
 
 def in_new_process(script: str, *arguments: str) -> dict[str, Any]:
-    """Returns the JSON that a script prints, run where what is freed goes back to the system."""
+    """Runs a script whose freed memory goes back to the system, and returns the JSON it prints."""
     environment = {
         **os.environ,
         "MALLOC_MMAP_THRESHOLD_": "65536",
@@ -34,9 +34,9 @@ def in_new_process(script: str, *arguments: str) -> dict[str, Any]:
 
 
 def peak_of(work: Callable[[], Any]) -> tuple[float, float] | None:
-    """Returns the MiB resident before `work`, and the most while it runs.
+    """Returns the resident MiB before `work` and their peak while it runs.
 
-    `None` where Linux does not tell.
+    Returns `None` if the system is not Linux or does not report them.
     """
     reset, status = pathlib.Path("/proc/self/clear_refs"), pathlib.Path("/proc/self/status")
     gc.collect()
@@ -54,7 +54,7 @@ def peak_of(work: Callable[[], Any]) -> tuple[float, float] | None:
 
 
 def of_step(step: Callable[[], Any], weights_bytes: int) -> dict[str, float]:
-    """Returns the peak of a step, whose first call has been, and what it allocates in between."""
+    """Returns the peak memory of a step after its first call, and how much it allocates."""
     found = peak_of(lambda: [step() for _ in range(2)])
     if found is None:
         return {}

@@ -1,4 +1,4 @@
-"""The models whose variables are stepped, and the pattern of the paths in their first group."""
+"""The models of the benchmark, and the pattern of the paths in their first group."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from keras import layers
 
 
 class Tokens(layers.Layer):
-    """Puts a class token before the patches, and adds a position to each."""
+    """Puts a class token before the patches, and adds a position vector to each."""
 
     def build(self, shape: Any) -> None:
-        """Makes both."""
+        """Makes the token and the position vectors."""
         self.token = self.add_weight(shape=(1, 1, shape[-1]), name="token")
         self.position = self.add_weight(shape=(1, shape[1] + 1, shape[-1]), name="position")
 
     def call(self, patches: Any) -> Any:
-        """Returns one token more than there are patches."""
+        """Returns the class token and the patches with their positions."""
         token = keras.ops.tile(self.token, (keras.ops.shape(patches)[0], 1, 1))
         return keras.ops.concatenate([token, patches], axis=1) + self.position
 
 
 def vit_b16() -> Any:
-    """ViT-B/16 for pictures of 224 × 224 pixels: 86 million weights (arXiv:2010.11929)."""
+    """Returns ViT-B/16 for pictures of 224 × 224 pixels (86 million weights, arXiv:2010.11929)."""
     width, heads = 768, 12
     inputs = keras.Input((224, 224, 3))
     x = layers.Conv2D(width, 16, 16, name="patches")(inputs)
@@ -43,15 +43,15 @@ def vit_b16() -> Any:
 
 
 def small_variables(count: int) -> Any:
-    """As many variables, half of them 32 × 32 and half of them 32 values."""
-    # Side by side: Keras walks a chain by recursion.
+    """Returns a model with `count` variables. Half have 32 × 32 values, and half have 32."""
+    # The layers are parallel, because Keras walks a chain by recursion.
     inputs = keras.Input((32,))
     outputs = [layers.Dense(32, name=f"layer{index:04}")(inputs) for index in range(count // 2)]
     return keras.Model(inputs, layers.Add(name="sum")(outputs))
 
 
 def small() -> Any:
-    """A model to try the benchmark with."""
+    """Returns a small model, for a quick trial of the benchmark."""
     blocks = []
     for index in range(3):
         blocks.append(layers.Conv2D(128, 3, padding="same", name=f"conv{index}"))
@@ -82,7 +82,7 @@ def make(name: str, dtype: str = "float32") -> tuple[Any, str]:
 
 
 def describe(model: Any, name: str) -> dict[str, Any]:
-    """Returns how much there is to step."""
+    """Returns the number and the size of the trainable variables."""
     variables = model.trainable_variables
     values = sum(int(np.prod(variable.shape)) for variable in variables)
     return {

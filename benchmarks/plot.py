@@ -1,4 +1,4 @@
-"""The plot of the README: a step as a share of that of Keras' AdamW."""
+"""The plot of the results: time of a step as a share of that of Keras' AdamW."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import results
 from matplotlib import pyplot
 from results import Run
 
-# Legible on white and on black.
+# It can be read on white and on black.
 INK = "#808080"
 BARS = (("best peer", "#b0894a"), ("ours", "#3a86c8"), ("copy of the bytes", "#9a9a9a"))
 

@@ -1,4 +1,4 @@
-"""What a contender gets, and what it makes of it."""
+"""The setting that a contender gets, and the prepared step that it returns."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ import numpy as np
 
 LEARNING_RATE = 1e-3
 WEIGHT_DECAY = 1e-2
-# Well below the norm of the gradients, so that clipping has work to do.
+# Well below the norm of the gradients, so that clipping acts.
 CLIPNORM = 1.0
 BETA_1, BETA_2 = 0.9, 0.999
-# That of Keras. Peers add theirs elsewhere, which a tiny one makes no difference to.
+# The default of Keras. Peers add theirs at another place, which does not matter if it is tiny.
 EPSILON = 1e-7
-# Gradient, two moments and weight are read; two moments and weight are written.
+# A step reads gradient, two moments and weight, and writes two moments and weight.
 ARRAYS_MOVED = 7
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a step is made from.
+    """The model, the gradients and the options of a step.
 
     Attributes:
-        model: Its weights are moved, or copied where a peer has variables of its own.
-        pattern: Of the paths in the first of two groups.
-        feed: Two sets of gradients, as the backend has them: every second step takes the second,
-            since constant gradients would not show a wrong moment.
+        model: The model whose weights move. A peer with its own variables copies them.
+        pattern: The pattern of the paths in the first of two groups.
+        feed: Two sets of gradients as tensors of the backend. Steps alternate between them, because
+            constant gradients would not reveal a wrong moment.
         mode: How the backend runs the step: one of its `MODES`.
-        options: What is switched on, in the words of `GroupedOptimizer`.
-        epsilon: Of AdamW.
+        options: Options of `GroupedOptimizer`.
+        epsilon: The epsilon of AdamW. Default: 1e-7.
     """
 
     model: Any
@@ -46,10 +46,10 @@ class Prepared:
     """A step that is ready to be timed.
 
     Attributes:
-        step: Does a step, waits for its result, and returns wall and CPU milliseconds.
-        start_up: By part, the wall and CPU seconds until the first step was done.
-        weights: Reads the weights, in float32; `None` where there are none.
-        state_bytes: What the optimizer keeps from step to step.
+        step: Takes a step, waits for its result, and returns wall and CPU milliseconds.
+        start_up: The wall and CPU seconds of each part of the start-up. Default: empty.
+        weights: Reads the weights in float32. Default: `None`, which means that there are none.
+        state_bytes: The bytes of the optimizer state. Default: 0.
     """
 
     step: Callable[[], tuple[float, float]]

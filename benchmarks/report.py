@@ -1,10 +1,10 @@
-"""Reads the results of `step_time.py`, and prints tables and limits, or writes them.
+"""Prints or writes tables and limits of the results of `step_time.py`.
 
     python benchmarks/report.py build/benchmarks
     python benchmarks/report.py benchmarks/results --write README.md
 
-The second form replaces what is between two marker comments in a Markdown file, and leaves the
-table of all entries and the plot beside the results.
+The second form replaces the text between two marker comments in a Markdown file, and writes the
+table of all entries and the plot into the folder of the results.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Returns a number with the digits that a reader needs."""
+    """Returns a number with about two digits, or a dash for `None`."""
     if value is None:
         return "–"
     digits = 0 if value >= 10 else 1 if value >= 1 else 2
@@ -48,7 +48,7 @@ HEAD = (
 
 
 def row(run: Run, figure: Callable[[Entry | None], float | None]) -> list[str]:
-    """Returns a figure of each column of a run."""
+    """Returns the row of a run, with the figure of each contender."""
     best = run.best(run.own_peers())
     peer = f"{number(figure(best))} ({best['contender']})" if best else "–"
     cells = [number(figure(run.find(name))) for name in ("adamw", "multi_optimizer")]
@@ -57,12 +57,12 @@ def row(run: Run, figure: Callable[[Entry | None], float | None]) -> list[str]:
 
 
 def median(entry: Entry | None) -> float | None:
-    """Returns the milliseconds of a step."""
+    """Returns the median milliseconds of a step."""
     return entry and results.wall(entry)
 
 
 def difference(entry: Entry | None) -> str:
-    """Returns the largest difference of a weight from those it is compared with."""
+    """Returns the largest difference of a weight from the reference, as text."""
     value = (entry or {}).get("largest_weight_difference")
     return "–" if value is None else f"{value:.0e}" if value else "0"
 
@@ -88,7 +88,7 @@ def reached(runs: list[Run]) -> str:
 
 
 def details(runs: list[Run]) -> str:
-    """Returns the table of all that was timed."""
+    """Returns the table of all entries."""
     rows = []
     for run in runs:
         for entry in run.entries():
@@ -127,7 +127,7 @@ def details(runs: list[Run]) -> str:
 
 
 def provenance(runs: list[Run]) -> str:
-    """Returns on what it was measured, in words."""
+    """Returns the machines and versions of the runs as a sentence."""
     machines, versions = {}, {}
     for run in runs:
         machine = run.file["machine"]
@@ -138,12 +138,12 @@ def provenance(runs: list[Run]) -> str:
     return f"Measured on {' and '.join(machines)}; {named}."
 
 
-# What the README leaves to the full tables.
+# Rows that are only in the full tables, not in the README.
 LEFT_OUT = (("torch", "EfficientNetB7"), ("torch", "200 small variables"))
 
 
 def front(runs: list[Run]) -> str:
-    """Returns the README's table, of at most eight rows."""
+    """Returns the table of the README, with at most eight rows."""
     rows = []
     for run in [run for run in runs if (run.backend, run.model) not in LEFT_OUT][:8]:
         title, model, keras, multi, peer, _, ours = row(run, median)
@@ -160,7 +160,7 @@ def front(runs: list[Run]) -> str:
 
 
 def section(runs: list[Run], folder: str, picture: str) -> str:
-    """Returns what stands in the README."""
+    """Returns the section of the README."""
     return "\n\n".join(
         [
             "One `apply` of AdamW with decay and a global clip, in milliseconds (medians of steps "
@@ -173,16 +173,16 @@ def section(runs: list[Run], folder: str, picture: str) -> str:
 
 
 def replace(text: str, new: str) -> str:
-    """Returns a text with what is between the markers replaced."""
+    """Returns a text in which the part between the markers is replaced."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"the file must hold {BEGIN} and {END}, in this order. Add them.")
+        raise ValueError(f"The file lacks {BEGIN} and {END} in this order. Add them.")
     return f"{before}{BEGIN}\n\n{new}\n\n{END}{after}"
 
 
 def write(runs: list[Run], folder: pathlib.Path, readme: pathlib.Path) -> None:
-    """Writes the section of the README, and beside the results the plot and all entries."""
+    """Writes the section of the README, and the plot and all entries beside the results."""
     import plot
 
     plot.draw(runs, folder / "performance.svg")
@@ -200,7 +200,7 @@ def write(runs: list[Run], folder: pathlib.Path, readme: pathlib.Path) -> None:
         start_ups(runs),
         "## Limits",
         reached(runs),
-        "## All that was timed",
+        "## All entries",
         details(runs),
     ]
     (folder / "README.md").write_text("\n\n".join(everything) + "\n")
@@ -212,9 +212,9 @@ def write(runs: list[Run], folder: pathlib.Path, readme: pathlib.Path) -> None:
 def main() -> None:
     """Prints or writes the report."""
     parser = argparse.ArgumentParser(description="Reports what step_time.py measured.")
-    parser.add_argument("folder", type=pathlib.Path, help="with the JSON files")
-    parser.add_argument("--write", type=pathlib.Path, metavar="README", help="the file to update")
-    parser.add_argument("--details", action="store_true", help="also print all that was timed")
+    parser.add_argument("folder", type=pathlib.Path, help="folder of the JSON files")
+    parser.add_argument("--write", type=pathlib.Path, metavar="README", help="file to update")
+    parser.add_argument("--details", action="store_true", help="also print all entries")
     options = parser.parse_args()
     runs = results.load(options.folder)
     if not runs:

@@ -1,4 +1,4 @@
-"""The files that `step_time.py` wrote, and the figures in them."""
+"""The files that `step_time.py` writes, and the figures in them."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ MODELS = {
     "variables200": "200 small variables",
     "small": "small",
 }
-# Ours, Keras' and the limits are no peers that a backend brings.
+# These contenders do not come from the backend.
 NOT_OF_BACKEND = ("grouped", "grouped_plain", "adamw", "multi_optimizer", "copy", "addition")
 Entry = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """What one mode of one backend took on one model.
+    """The entries of one mode of one backend on one model.
 
     Attributes:
-        file: All that `step_time.py` wrote.
-        mode: The entries are those of it.
+        file: The content of the file that `step_time.py` wrote.
+        mode: The mode of the entries.
     """
 
     file: dict[str, Any]
@@ -44,18 +44,18 @@ class Run:
 
     @property
     def model(self) -> str:
-        """The model's name, as people write it."""
+        """The model's name for tables."""
         return MODELS[self.file["model"]["name"]]
 
     @property
     def title(self) -> str:
-        """Backend and mode, and the dtype of the weights where it is not the usual one."""
+        """Backend and mode, and the dtype of the weights if it is not float32."""
         dtype = self.file["settings"]["dtype"]
         suffix = "" if dtype == "float32" else f", {dtype}"
         return f"{self.backend} {self.mode}{suffix}"
 
     def entries(self, group: str | None = None) -> list[Entry]:
-        """Returns those that were timed, of one set or of all."""
+        """Returns the entries that were timed, of one set or of all."""
         return [
             entry
             for entry in self.file["entries"]
@@ -63,19 +63,19 @@ class Run:
         ]
 
     def find(self, contender: str, case: str = "basic", group: str = "peers") -> Entry | None:
-        """Returns an entry; `None` where it was not timed."""
+        """Returns an entry, or `None` if it was not timed."""
         for entry in self.entries(group):
             if (entry["contender"], entry["case"]) == (contender, case):
                 return entry
         return None
 
     def best(self, contenders: Iterable[str]) -> Entry | None:
-        """Returns the fastest of them; `None` where none was timed."""
+        """Returns the entry of the fastest contender, or `None` if none was timed."""
         found = [entry for name in contenders if (entry := self.find(name)) is not None]
         return min(found, key=wall, default=None)
 
     def own_peers(self) -> list[str]:
-        """Returns the names of what the backend brings."""
+        """Returns the names of the contenders that come from the backend."""
         names = [entry["contender"] for entry in self.entries("peers")]
         return [name for name in names if name not in NOT_OF_BACKEND]
 
@@ -107,14 +107,14 @@ def wall(entry: Entry) -> float:
 
 
 def times(entry: Entry | None, peer: Entry | None) -> float | None:
-    """Returns how many times as long a step takes as another one of its set."""
+    """Returns the ratio of the times of two steps of a set."""
     if entry is None or peer is None:
         return None
     return measuring.ratio(entry["rounds"]["wall"], peer["rounds"]["wall"])["ratio"]
 
 
 def cpu_seconds(entry: Entry | None, *parts: str) -> float | None:
-    """Returns the CPU seconds of parts of the start-up, or of all after the build."""
+    """Returns the CPU seconds of parts of the start-up, or of all parts after the build."""
     if entry is None or not entry.get("start_up"):
         return None
     parts = parts or tuple(part for part in entry["start_up"] if part != "build")

@@ -1,8 +1,8 @@
-"""Weighs the files of a compiled model, and times saving and loading them.
+"""Measures the sizes of the files of a compiled model, and times saving and loading them.
 
     KERAS_BACKEND=jax python benchmarks/saved_files.py --output build/saved_files_jax.json
 
-See README.md in this folder for what is compared and how to read the result.
+README.md in this folder explains what is compared and how to read the result.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from prepared import LEARNING_RATE, WEIGHT_DECAY, Setting
 
 import keras_groupopt as kgo
 
-# By name, ours and the peer whose files it may outweigh by this much.
+# Our optimizer and its peer, by name. LIMIT is the upper limit of the ratio of their file sizes.
 PEERS = {"grouped": "adamw", "grouped_averaged": "adamw_averaged"}
 LIMIT = 1.02
 
 
 def optimizers(model: Any, pattern: str) -> dict[str, Callable[[], Any]]:
-    """Returns what makes the optimizer to save, by name."""
+    """Returns functions that make the optimizers to save, by name."""
 
     def grouped(**options: Any) -> Any:
         options = {"weight_decay": WEIGHT_DECAY, **options}
@@ -48,7 +48,7 @@ def optimizers(model: Any, pattern: str) -> dict[str, Callable[[], Any]]:
 
 
 def measure(model: Any, pattern: str, repeats: int) -> dict[str, Any]:
-    """Times saving and loading `.keras` and `.weights.h5` files, and weighs them."""
+    """Times saving and loading `.keras` and `.weights.h5` files, and measures their sizes."""
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, make in optimizers(model, pattern).items():
@@ -78,12 +78,16 @@ def measure(model: Any, pattern: str, repeats: int) -> dict[str, Any]:
 def arguments(received: list[str] | None = None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(
-        description="Weighs files, and times saving and loading them; prints JSON. The backend is "
-        "the environment variable KERAS_BACKEND."
+        description="Measures files, and times saving and loading them; prints JSON. The backend "
+        "is the environment variable KERAS_BACKEND."
     )
     parser.add_argument("--model", choices=models.MODELS, default="resnet50")
-    parser.add_argument("--repeats", type=int, default=3, help="saves and loads (default: 3)")
-    parser.add_argument("--output", type=pathlib.Path, help="a file instead of standard output")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="number of saves and loads (default: 3)"
+    )
+    parser.add_argument(
+        "--output", type=pathlib.Path, help="file to write instead of standard output"
+    )
     settings = parser.parse_args(received)
     if settings.repeats < 1:
         parser.error("--repeats must be at least 1")

@@ -1,8 +1,8 @@
-"""Times one optimizer step of keras_groupopt and of its peers, from build to the last round.
+"""Times an optimizer step of keras_groupopt and of its peers, and their start-up.
 
     KERAS_BACKEND=jax python benchmarks/step_time.py --folder build/benchmarks
 
-See README.md in this folder for what is compared and how to read the result.
+README.md in this folder explains what is compared and how to read the result.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from prepared import EPSILON, Prepared, Setting
 
 SETS = {"peers": contenders.peers, "switches": contenders.switches}
 Key = tuple[str, str]
-# What the installed versions cannot do is missing, not a failed run.
+# A contender that raises these is not available in the installed versions.
 UNABLE = (AttributeError, RuntimeError)
 
 
 def entries(name: str) -> dict[Key, Contender]:
-    """Returns what takes turns in a set, by case and name."""
+    """Returns the contenders of a set, by case and name."""
     found: dict[Key, Contender] = {}
     for contender, made in SETS[name]().items():
         switched = name == "switches" and contender in contenders.OURS
@@ -45,7 +45,7 @@ def entries(name: str) -> dict[Key, Contender]:
 
 
 def prepare(contender: Contender, case: str, setting: Mapping[str, Any], start: Any) -> Prepared:
-    """Makes a contender ready, from the weights that all start from."""
+    """Prepares a contender, beginning with the common weights."""
     model = setting["model"]
     for variable, value in zip(model.trainable_variables, start, strict=True):
         variable.assign(value)
@@ -57,10 +57,10 @@ def prepare(contender: Contender, case: str, setting: Mapping[str, Any], start: 
 def compare(
     found: Mapping[Key, Contender], setting: dict[str, Any], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """Builds every contender, takes the first steps, and times those that follow in turn.
+    """Builds each contender, takes the first steps, and times the next ones in turns.
 
-    All are built anew `--builds` times, every second time in the opposite order: one that is
-    built first gets other memory than one built last, which shows in the times.
+    Everything is built `--builds` times, each second time in the opposite order, because the order
+    decides which memory a contender gets, and this affects its time.
     """
     start = [np.array(keras.ops.convert_to_numpy(v)) for v in setting["model"].trainable_variables]
     results: dict[Key, dict[str, Any]] = {key: {} for key in found}
@@ -109,12 +109,12 @@ def compare(
 
 
 def largest(values: Iterable[np.ndarray], others: Iterable[np.ndarray]) -> float:
-    """Returns the largest difference of two lists of weights."""
+    """Returns the largest difference between two lists of weights."""
     return max(float(np.max(np.abs(a - b))) for a, b in zip(values, others, strict=True))
 
 
 def measure_memory(options: argparse.Namespace) -> dict[str, float]:
-    """Returns the memory of a step of one contender, in this process."""
+    """Returns the memory of a step of one contender, measured in this process."""
     mode, case, name = options.memory_of
     setting, start = common(options)
     contender = {**contenders.peers(), **contenders.switches()}[name]
@@ -125,7 +125,7 @@ def measure_memory(options: argparse.Namespace) -> dict[str, float]:
 
 
 def common(options: argparse.Namespace) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """Returns what all contenders share: model and gradients, and the first weights."""
+    """Returns the setting that all contenders share, and the first weights."""
     model, pattern = models.make(options.model, options.dtype)
     gradients = [models.fixed_gradients(model, seed) for seed in range(2)]
     feed = backend.steps.Feed(gradients, model.trainable_variables)
@@ -135,7 +135,7 @@ def common(options: argparse.Namespace) -> tuple[dict[str, Any], list[np.ndarray
 
 
 def warm_up(modes: Iterable[str]) -> None:
-    """Pays for what the first optimizer of a process does once."""
+    """Runs work that a process does only once, so that no contender is charged for it."""
     model, pattern = models.make("small")
     feed = backend.steps.Feed([models.fixed_gradients(model, 0)] * 2, model.trainable_variables)
     for mode in modes:
@@ -153,16 +153,18 @@ def arguments(received: list[str] | None = None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--model", choices=models.MODELS, default="resnet50")
-    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="of the weights")
+    add("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of the weights")
     add("--modes", choices=backend.steps.MODES, nargs="+", default=backend.steps.USUAL_MODES)
     add("--sets", choices=SETS, nargs="+", default=["peers"], help="default: peers")
-    add("--builds", type=int, default=1, help="times all is built (default: 1)")
-    add("--rounds", type=int, default=15, help="timed steps of a build (default: 15)")
+    add("--builds", type=int, default=1, help="number of builds (default: 1)")
+    add("--rounds", type=int, default=15, help="timed steps per build (default: 15)")
     add("--steps", type=int, default=20, help="steps before weights are compared (default: 20)")
-    add("--epsilon", type=float, default=EPSILON, help=f"of AdamW (default: {EPSILON})")
-    add("--memory", action="store_true", help="also peak memory, each in a process of its own")
-    add("--memory-of", nargs=3, metavar=("MODE", "CASE", "NAME"), help="of one, in this process")
-    add("--folder", type=pathlib.Path, help="for the file, instead of standard output")
+    add("--epsilon", type=float, default=EPSILON, help=f"epsilon of AdamW (default: {EPSILON})")
+    add("--memory", action="store_true", help="also measure peak memory, in other processes")
+    add(
+        "--memory-of", nargs=3, metavar=("MODE", "CASE", "NAME"), help="measure one in this process"
+    )
+    add("--folder", type=pathlib.Path, help="folder of the file, instead of standard output")
     options = parser.parse_args(received)
     if min(options.builds, options.rounds, options.steps) < 1:
         parser.error("--builds, --rounds and --steps must be at least 1")

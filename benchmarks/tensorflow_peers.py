@@ -1,4 +1,4 @@
-"""TensorFlow's own training operation, with its own clip over all gradients."""
+"""The training operation of TensorFlow with its clipping by the global norm."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EPSILON_NOTE = ""
 
 
 def resource_apply_adam(setting: Setting) -> Prepared:
-    """Prepares decay, clip and `ResourceApplyAdam` on plain variables."""
+    """Prepares decay, clipping and `ResourceApplyAdam` on plain variables."""
     watch = measuring.Stopwatch()
     weights = [tf.Variable(variable.value) for variable in setting.model.trainable_variables]
     if any(weight.dtype != tf.float32 for weight in weights):
@@ -66,7 +66,7 @@ def resource_apply_adam(setting: Setting) -> Prepared:
     return tensorflow_steps.start(apply, setting, watch, read, state_bytes)
 
 
-# By name, what it is and how its step is prepared.
+# Description and preparation of each peer, by name.
 PEERS = {
     "resource_apply_adam": (
         "tf.raw_ops.ResourceApplyAdam with decay, one group",

@@ -1,4 +1,4 @@
-"""A step as Keras' training loop takes it on TensorFlow: in a graph, compiled, or eagerly."""
+"""Steps as in the training loop of Keras on TensorFlow: in a graph, compiled, or eager."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from prepared import Prepared, Setting
 MODES = ("graph", "compiled", "eager")
 USUAL_MODES = ("graph", "compiled")
 
-# It takes one step per contender for one function that is traced again and again.
+# TensorFlow would warn that one function is traced for each contender.
 tf.get_logger().setLevel("ERROR")
 
 
 class Feed:
-    """Two sets of gradients. They enter as arguments, so no compiler knows anything of them."""
+    """Two sets of gradients, passed as arguments so that no compiler knows their values."""
 
     def __init__(self, sets: Sequence[Sequence[np.ndarray]], variables: Sequence[Any]) -> None:
         self.sets = [
@@ -33,16 +33,16 @@ class Feed:
 
 
 def fresh() -> None:
-    """Nothing that an earlier contender traced or compiled serves another one."""
+    """Does nothing: contenders do not share traced or compiled functions."""
 
 
 def devices() -> list[str]:
-    """Returns the names of the accelerators there are."""
+    """Returns the names of the accelerators."""
     return [device.name for device in tf.config.list_logical_devices("GPU")]
 
 
 def prepare(make: Callable[[], Any], setting: Setting) -> Prepared:
-    """Returns the step of a Keras optimizer, ours or theirs."""
+    """Prepares the step of a Keras optimizer."""
     variables, watch = setting.model.trainable_variables, measuring.Stopwatch()
     optimizer = make()
     watch.part("build", lambda: optimizer.build(variables))
@@ -66,7 +66,7 @@ def start(
     weights: Callable[[], list[np.ndarray]] | None,
     state_bytes: int,
 ) -> Prepared:
-    """Traces, compiles and takes the first step, and returns those that follow."""
+    """Traces, compiles and takes the first step, and returns the prepared step."""
     sets, count, function = setting.feed.sets, 0, apply
     if setting.mode != "eager":
         compiled = True if setting.mode == "compiled" else None
@@ -83,13 +83,13 @@ def start(
         count += 1
         return took
 
-    # Compiles too: TensorFlow does so when a function is first called.
+    # TensorFlow compiles a function when it is first called.
     watch.part("first_call", step)
     return Prepared(step, watch.seconds, weights, state_bytes)
 
 
 def addition(setting: Setting) -> Prepared:
-    """The gradients added to sums in float32, and nothing else."""
+    """Prepares a step that only adds the gradients to sums in float32."""
     sums = [tf.Variable(tf.zeros(g.shape, "float32")) for g in setting.feed.sets[0]]
 
     def add(received: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""torch's own AdamW, with its own clip over all gradients."""
+"""AdamW of torch with its clipping by the global norm."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EPSILON_NOTE = "epsilon is added to the corrected root"
 
 
 def adamw(setting: Setting, *, groups: int = 2, **form: bool) -> Prepared:
-    """Prepares a form of `torch.optim.AdamW` over groups of equal options."""
+    """Prepares a variant of `torch.optim.AdamW` over groups with equal options."""
     parameters = [
         torch.nn.Parameter(variable.value.detach().clone())
         for variable in setting.model.trainable_variables
@@ -61,7 +61,7 @@ def adamw(setting: Setting, *, groups: int = 2, **form: bool) -> Prepared:
             if isinstance(value, torch.Tensor)
         )
 
-    # `torch.compile` compiles it anew at some later step, and fails there.
+    # `torch.compile` would compile it again at a later step, and fail there.
     eager = dataclasses.replace(setting, mode="eager")
     return torch_steps.start(apply, eager, watch, lambda: torch_steps.read(parameters), state_bytes)
 
@@ -70,7 +70,7 @@ def _form(what: str, **options: Any) -> tuple[str, Callable[[Setting], Prepared]
     return what, lambda setting: adamw(setting, **options)
 
 
-# By name, what it is and how its step is prepared.
+# Description and preparation of each peer, by name.
 PEERS = {
     "torch_loop": _form(
         "torch.optim.AdamW, one variable after the other, two groups", foreach=False, fused=False

@@ -1,4 +1,4 @@
-"""A step as Keras' training loop takes it on torch: eagerly, and compiled on request."""
+"""Steps as in the training loop of Keras on torch: eager, or compiled if asked for."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import numpy as np
 import torch
 from prepared import Prepared, Setting
 
-# Those of a run that names none come first.
 MODES = ("eager", "compiled")
 USUAL_MODES = ("eager",)
 
 
 class Feed:
-    """Two sets of gradients, and the buffers in which a step gets them.
+    """Two sets of gradients, and the buffers that hold the gradients of a step.
 
-    Peers scale gradients in place, so every step gets them anew, as from a backward pass.
+    Peers scale gradients in place, so each step gets new ones, as from a backward pass.
     """
 
     def __init__(self, sets: Sequence[Sequence[np.ndarray]], variables: Sequence[Any]) -> None:
@@ -34,28 +33,28 @@ class Feed:
         self.received = [torch.empty_like(gradient) for gradient in self._sets[0]]
 
     def fill(self, step: int) -> None:
-        """Puts those of a step into the buffers."""
+        """Copies the gradients of a step into the buffers."""
         torch._foreach_copy_(self.received, self._sets[step % 2])
 
 
 def fresh() -> None:
-    """Forgets what an earlier contender compiled."""
+    """Clears the functions that earlier contenders compiled."""
     torch._dynamo.reset()
 
 
 def devices() -> list[str]:
-    """Returns the names of the accelerators there are."""
+    """Returns the names of the accelerators."""
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
 
 
 def wait() -> None:
-    """Returns when all that was asked for is done."""
+    """Waits until all operations are done."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
 
 def prepare(make: Callable[[], Any], setting: Setting) -> Prepared:
-    """Returns the step of a Keras optimizer, ours or theirs."""
+    """Prepares the step of a Keras optimizer."""
     variables, watch = setting.model.trainable_variables, measuring.Stopwatch()
     optimizer = make()
     watch.part("build", lambda: optimizer.build(variables))
@@ -78,10 +77,12 @@ def start(
     weights: Callable[[], list[np.ndarray]] | None,
     state_bytes: int | Callable[[], int],
 ) -> Prepared:
-    """Takes the first step, and returns those that follow."""
+    """Takes the first step, and returns the prepared step."""
     if setting.mode == "compiled":
         if not shutil.which("c++"):
-            raise ValueError("`mode` must be 'eager' without a C++ compiler. Install one.")
+            raise ValueError(
+                "The mode 'compiled' needs a C++ compiler, and none was found. Install one."
+            )
         apply = torch.compile(apply)
     count = 0
 
@@ -98,12 +99,12 @@ def start(
 
 
 def read(tensors: Sequence[torch.Tensor]) -> list[np.ndarray]:
-    """Returns copies in float32."""
+    """Returns copies of tensors in float32."""
     return [np.array(tensor.detach().float().cpu().numpy()) for tensor in tensors]
 
 
 def addition(setting: Setting) -> Prepared:
-    """The gradients added to sums in float32, and nothing else."""
+    """Prepares a step that only adds the gradients to sums in float32."""
     sums = [torch.zeros_like(g, dtype=torch.float32) for g in setting.feed.received]
 
     def add() -> None:

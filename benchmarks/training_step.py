@@ -2,7 +2,7 @@
 
     KERAS_BACKEND=jax python benchmarks/training_step.py --output build/training_step_jax.json
 
-See README.md in this folder for what is compared and how to read the result.
+README.md in this folder explains what is compared and how to read the result.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from prepared import WEIGHT_DECAY, Setting
 import keras_groupopt as kgo
 
 EVERY = 5
-# By name, the rule of the model; `None` is a plain `keras.Model`, twice as a control.
+# The gradient rules by name. `None` is a plain `keras.Model`, which runs twice as a control.
 RULES: dict[str, Callable[[], kgo.GradientRule] | None] = {
     "plain": None,
     "plain_again": None,
@@ -39,10 +39,10 @@ RULES: dict[str, Callable[[], kgo.GradientRule] | None] = {
     "looksam": lambda: kgo.LookSAM(0.05, every=EVERY),
 }
 PEER = "plain"
-# The most that a step may take of the peer's, where there is a goal.
+# The upper limits of the ratio to the time of the peer.
 LIMITS = {"sam": 2.1, "looksam": 1.35}
-# What a step may hold more than the peer's, in copies of the weights: one of what is perturbed,
-# and one set of gradients.
+# The memory of a step above that of the peer, in copies of the weights: one copy of the perturbed
+# weights, and one set of gradients.
 MEMORY_LIMIT = 2.0
 
 
@@ -69,14 +69,14 @@ def resnet(widths: tuple[int, ...], blocks: int, stride: int) -> tuple[Any, Any]
 
 
 MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
-    # ResNet-10, whose first convolution halves the picture: 4.9 million weights.
+    # ResNet-10 with 4.9 million weights. Its first convolution halves the picture.
     "resnet10": lambda: resnet((64, 128, 256, 512), blocks=1, stride=2),
     "small": lambda: resnet((8, 16), blocks=1, stride=2),
 }
 
 
 def compiled(name: str, settings: argparse.Namespace) -> Any:
-    """Returns a model with a rule, compiled with two AdamW groups."""
+    """Returns a model with a gradient rule, compiled with two AdamW groups."""
     keras.utils.set_random_seed(0)
     inputs, outputs = MODELS[settings.model]()
     make = RULES[name]
@@ -92,19 +92,19 @@ def compiled(name: str, settings: argparse.Namespace) -> Any:
 
 
 class Clock(keras.callbacks.Callback):
-    """Measures the steps of an epoch, without what `fit` does before and after."""
+    """Measures the steps of an epoch, without the work of `fit` before and after them."""
 
     def __init__(self) -> None:
         super().__init__()
         self.wall = self.cpu = 0.0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Starts with the first batch."""
+        """Starts the clock at the first batch."""
         if not batch:
             self.wall, self.cpu = time.perf_counter(), time.process_time()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stops when the last batch's loss is there."""
+        """Stops the clock when the loss of the last batch is computed."""
         for value in (logs or {}).values():
             float(value)
         self.wall = time.perf_counter() - self.wall
@@ -112,7 +112,7 @@ class Clock(keras.callbacks.Callback):
 
 
 def prepare(name: str, settings: argparse.Namespace) -> Callable[[], tuple[float, float]]:
-    """Returns a function that fits `--steps` batches, and returns wall and CPU ms per step."""
+    """Returns a function that trains on `--steps` batches and returns wall and CPU ms per step."""
     model = compiled(name, settings)
     x, y = data(settings)
 
@@ -125,7 +125,7 @@ def prepare(name: str, settings: argparse.Namespace) -> Callable[[], tuple[float
 
 
 def data(settings: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Returns random pictures and labels, `--steps` batches of them."""
+    """Returns random pictures and labels for `--steps` batches."""
     generator = np.random.default_rng(0)
     count = settings.steps * settings.batch
     pictures = generator.normal(size=(count, 32, 32, 3)).astype("float32")
@@ -133,7 +133,7 @@ def data(settings: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
 
 
 def compare(settings: argparse.Namespace) -> dict[str, Any]:
-    """Builds a model for each rule, and times them in turn."""
+    """Builds a model for each rule, and times them while they take turns."""
     builds = []
     for build in range(settings.builds):
         names = settings.rules[:: -1 if build % 2 else 1]
@@ -161,11 +161,8 @@ def compare(settings: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
-# Memory --------------------------------------------------------------------------------------
-
-
 def memory_of_all(settings: argparse.Namespace) -> dict[str, Any]:
-    """Returns the peak memory of a step with each rule, each in a process of its own."""
+    """Returns the peak memory of a step with each rule, each measured in another process."""
     found = {}
     for name in settings.rules:
         options = ["--memory-of", name, "--model", settings.model]
@@ -183,14 +180,14 @@ def memory_of_all(settings: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_memory(name: str, settings: argparse.Namespace) -> dict[str, Any]:
-    """Returns the peak of this process while it trains, after a first epoch that compiles."""
+    """Returns the peak memory of this process in an epoch, after epochs that compile."""
     model = compiled(name, settings)
     x, y = data(settings)
     options = {"batch_size": settings.batch, "shuffle": False, "verbose": 0}
     weights = sum(int(np.prod(v.shape)) * 4 for v in model.trainable_variables)
     result: dict[str, Any] = {"weights_mib": round(weights / memory.MEBIBYTE, 4)}
     if keras.backend.backend() == "jax":
-        # XLA says what it plans, which no noise blurs.
+        # XLA reports the memory that it plans, which is exact.
         return result | {"compiled_mib": compiled_mebibytes(model, x, y, settings)}
     for _ in range(2):
         model.fit(x, y, **options)
@@ -202,7 +199,7 @@ def measure_memory(name: str, settings: argparse.Namespace) -> dict[str, Any]:
 def compiled_mebibytes(
     model: Any, x: np.ndarray, y: np.ndarray, settings: argparse.Namespace
 ) -> float:
-    """Returns what XLA plans for a step on JAX: what comes in and goes out, and between."""
+    """Returns the MiB that XLA plans for inputs, outputs and temporary values of a step."""
     import jax
 
     model.optimizer.build(model.trainable_variables)
@@ -214,7 +211,7 @@ def compiled_mebibytes(
     )
     state = tuple([variable.value for variable in group] for group in groups)
     batch = x[: settings.batch], y[: settings.batch]
-    # The step of Keras 3.10 looks layouts up that `fit` notes.
+    # The step of Keras 3.10 reads layouts that `fit` records.
     getattr(model, "_record_training_state_sharding_spec", list)()
     lowered = jax.jit(model.train_step, donate_argnums=0).lower(state, batch)
     plan = lowered.compile().memory_analysis()
@@ -223,7 +220,7 @@ def compiled_mebibytes(
 
 
 def targets(steps: dict[str, Any], peaks: dict[str, Any]) -> dict[str, Any]:
-    """Returns the figures that have a limit, and whether they keep it."""
+    """Returns the figures that have a limit, and if they meet it."""
     found = {}
     for name in LIMITS.keys() & steps.keys():
         ratio, limit = steps[name][f"ratio_to_{PEER}"]["wall"]["ratio"], LIMITS[name]
@@ -247,18 +244,20 @@ def arguments(received: list[str] | None = None) -> argparse.Namespace:
     add("--model", choices=MODELS, default="resnet10")
     add("--rules", choices=RULES, nargs="+", default=list(RULES))
     add("--batch", type=int, default=16, help="pictures in a batch (default: 16)")
-    add("--steps", type=int, default=EVERY, help=f"batches timed together (default: {EVERY})")
-    add("--builds", type=int, default=2, help="times all is built (default: 2)")
-    add("--repeats", type=int, default=5, help="rounds a build (default: 5)")
+    add(
+        "--steps", type=int, default=EVERY, help=f"steps that are timed together (default: {EVERY})"
+    )
+    add("--builds", type=int, default=2, help="number of builds (default: 2)")
+    add("--repeats", type=int, default=5, help="rounds per build (default: 5)")
     add("--warm-up", type=int, default=1, help="untimed epochs (default: 1)")
-    add("--memory", action=argparse.BooleanOptionalAction, default=True, help="measure it")
-    add("--memory-of", choices=RULES, help="measure that of one rule, in this process")
-    add("--output", type=pathlib.Path, help="a file instead of standard output")
+    add("--memory", action=argparse.BooleanOptionalAction, default=True, help="measure the memory")
+    add("--memory-of", choices=RULES, help="measure the memory of one rule in this process")
+    add("--output", type=pathlib.Path, help="file to write instead of standard output")
     settings = parser.parse_args(received)
     if min(settings.batch, settings.builds, settings.repeats, settings.warm_up) < 1:
         parser.error("--batch, --builds, --repeats and --warm-up must be at least 1")
     if settings.steps < 1 or settings.steps % EVERY:
-        parser.error(f"--steps must be a multiple of {EVERY}: one in {EVERY} of LookSAM is SAM's")
+        parser.error(f"--steps must be a multiple of {EVERY}, the period of LookSAM")
     settings.rules = list(dict.fromkeys([PEER, *settings.rules]))
     return settings
 

@@ -51,11 +51,6 @@ def register_rule(name: str) -> Callable[[Any], Any]:
     return register
 
 
-def own_rules() -> dict[str, Any]:
-    """Returns the classes of this package's rules by name."""
-    return {known.name: cls for cls, known in RULES.items() if not compat.is_keras_own(cls)}
-
-
 def rule_names() -> dict[str, Any]:
     """Returns every name that `rule=` knows, with its class."""
     classes = (getattr(keras.optimizers, name) for name in dir(keras.optimizers))
@@ -64,7 +59,7 @@ def rule_names() -> dict[str, Any]:
         for cls in classes
         if isinstance(cls, type) and issubclass(cls, keras.optimizers.Optimizer)
     }
-    known = of_keras | own_rules()
+    known = of_keras | {registration.name: cls for cls, registration in RULES.items()}
     return {name: cls for name, cls in known.items() if name not in _WRAPPERS}
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from keras import ops
 from models import assert_equal
+from own_rules import table
 
 import keras_groupopt as kgo
 
@@ -29,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "gradient_accumulation_steps": 2,
     },
 }
-RULES = ["adagrad", "adam", "adamw", "adan", "lion", "radam", "rmsprop", "sgd"]
+RULES = [name for name, row in table().items() if row.fused]
 each_rule = pytest.mark.parametrize("rule", RULES)
 each_option = pytest.mark.parametrize("options", OPTIONS.values(), ids=list(OPTIONS))
 

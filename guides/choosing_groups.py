@@ -99,9 +99,9 @@ assert {variable.shape[-1] for variable in plan["wide"].variables} == {64}
 """
 ## Combine rules and rates
 
-Suppose Muon should train the hidden matrices, AdamW the rest, and all of them slower toward the
-input. With groups alone you would need one per rule and depth. With `ratios=` you need two groups
-and one list of ratios.
+Suppose Muon should train the hidden matrices and AdamW the rest, and layers near the input should
+train slower than layers near the head. With groups alone you would need one per rule and depth.
+With `ratios=` you need two groups and one list of ratios.
 """
 
 tokens = keras.Input((12,), dtype="int32")
@@ -244,7 +244,7 @@ assert history.history["drift_backbone"][-1] > 0
   rule of thumb. A group far below the others hardly learns, and a group far above them forgets.
 * `drift_<group>` is the distance of an anchored group from its anchor, here the pretrained weights.
   If it grows while the loss does not fall, lower the ratio of the group or raise its decay.
-* `clip_share` near 1 means that `global_clipnorm` clips nearly each gradient. With SGD the limit
+* `clip_share` near 1 means that `global_clipnorm` clips nearly every gradient. With SGD the limit
   then sets the length of the steps, while Adam divides the scale out again. If it is near 0,
   clipping affects outliers only.
 * `gradient_norm_<group>` shows which groups contribute to the global norm.
@@ -261,9 +261,10 @@ These rules come from this package, and you can also pass their classes to `comp
 
 * `"radam"`, `"adan"`, `"lars"`, `"adabelief"` and `"nadamw"`.
 * `kgo.rule("lookahead", rule="adam")`, which works around any rule.
-* `"adafactor"`, `"muon"` and `"schedulefreeadamw"`, which are not correct in Keras within a group.
-  In our Adafactor, ratios hold, and matrices keep no full second moment. Our Muon raises an error
-  if a variable is not a matrix. Our schedule-free AdamW keeps its average on all backends.
+* `"adafactor"`, `"muon"` and `"schedulefreeadamw"`, because the classes of Keras with these names
+  do not work correctly within a group. In our Adafactor, ratios hold, and matrices keep no full
+  second moment. Our Muon raises an error if a variable is not a matrix. Our schedule-free AdamW
+  keeps its average on all backends.
 
 ## Starting points
 
@@ -281,7 +282,7 @@ papers. If a row has no rate, sweep.
 | 6 LoRA | `"adamw"` | `lora` |
 | 7 large batch | `"lars"`, `"lamb"` | biases and norms apart, for LARS |
 | 8 few or noisy labels | as for the task | as for the task, and `kgo.SAM` |
-| 9 little memory | `"adafactor"`, `"lion"` | any; LoRA, or `frozen=True` |
+| 9 little memory | `"adafactor"`, `"lion"` | any, also `lora` or `frozen=True` |
 
 1. BiT trains the whole network by SGD with momentum 0.9 and a rate of 0.003 at batches of 512
    (arXiv:1912.11370). Decay toward the pretrained weights instead of zero is L2-SP
@@ -314,12 +315,15 @@ papers. If a row has no rate, sweep.
    Adam with the square root of the batch (arXiv:2205.10287). LARS (arXiv:1708.03888) and LAMB
    (arXiv:1904.00962) scale the step of each variable by its norms. If a batch does not fit into
    memory, use `gradient_accumulation_steps=`.
-8. SAM does well if labels are wrong (arXiv:2010.01412), and takes two passes per step: see [flat
-   minima](sharpness.py). An average of the weights costs little time (arXiv:1803.05407): use
+8. SAM does well if labels are wrong (arXiv:2010.01412), and takes two passes per step: see
+   `guides/sharpness.py`. An average of the weights costs little time (arXiv:1803.05407): use
    `ema=`. Smaller ratios, L2-SP and LoRA keep pretrained weights near their start.
    `global_clipnorm=1.0` clips outliers (arXiv:1211.5063).
 9. Adafactor keeps a row and a column per matrix (arXiv:1804.04235). Lion keeps one array per
    weight, and Adam keeps two. A frozen group has no state. `plan.summary()` shows the bytes.
+
+Three examples measure such settings: `examples/finetune_backbone_and_head.py` (row 1),
+`examples/finetune_text_encoder.py` (row 3) and `examples/train_transformer_muon.py` (row 5).
 
 If no row fits, start with `kgo.GroupedOptimizer(model=model)`, which is RAdam at 1e-3. Sweep the
 rate, and add a group if the logs show that one part needs another rate.

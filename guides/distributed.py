@@ -210,9 +210,9 @@ There are two ways to accumulate gradients, and one mistake:
 * Do not use `no_sync` with `gradient_accumulation_steps=4`: each process would add up only its own
   gradients, and the weights of the processes would drift apart.
 
-If the model has a gradient rule such as SAM, call `compute_gradients`, which takes both passes.
-Call the wrapped model in its function, or the gradients are not averaged. If the loop calls
-`backward` itself, the rule is not used:
+If the model has a gradient rule such as SAM, call `compute_gradients`, which takes both passes. If
+the loop calls `backward` itself, the rule is not used. The function that you pass must call the
+wrapped model, or the gradients are not averaged:
 
 ```python
 _, gradients = model.compute_gradients(lambda: loss(labels, call(images)))

@@ -1,4 +1,4 @@
-"""A gradient rule at work in one model: what it perturbs, what it keeps, and what it reports."""
+"""The attachment of a gradient rule to a model: which variables, which state, and the step."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Tensor = Any
 
 
 class Attachment:
-    """What a model with a gradient rule holds beside its layers.
+    """A gradient rule in one model, with its state and metrics.
 
-    A plain object on purpose: Keras would save what it finds on a model.
+    It is a plain object, because Keras saves layers and metrics that it finds on a model.
 
     Args:
-        rule: The rule; it belongs to this model from now on.
+        rule: The rule. It belongs to this model from now on.
         model: The model, held weakly.
 
     Raises:
@@ -50,7 +50,7 @@ class Attachment:
         rule._attachment = weakref.ref(self)
         self.gap = mean("sam_gap")
         self.norm = mean("gradient_norm")
-        # Whether the training step was ever made: a subclass may have replaced it.
+        # Whether a training step was ever taken here: a subclass may have replaced it.
         self.used = False
         # What the rule asks for, once the model is compiled with it.
         self.wanted: Wanted | None = None
@@ -59,7 +59,7 @@ class Attachment:
         self._optimizer: GroupedOptimizer | None = None
         self._own: GradientState | None = None
         self.own_variables: list[Any] = []
-        # A walk through the model is too slow for each step.
+        # Walking through the model in each step would be too slow.
         self._choices: dict[tuple[int, ...], list[bool]] = {}
         self._reached: tuple[tuple[int, ...], frozenset[int]] = ((), frozenset())
 
@@ -70,7 +70,7 @@ class Attachment:
 
     @property
     def metrics(self) -> list[Any]:
-        """What the training step reports."""
+        """The metrics of the training step."""
         return [self.norm, self.gap] if self.rule.perturbs else [self.norm]
 
     @property
@@ -217,7 +217,7 @@ class Attachment:
         self.used = True
         self.check_optimizer()
         if self.state is None:
-            # TensorFlow's `fit` leaves that to the first step.
+            # TensorFlow's `fit` builds the optimizer in the first step.
             backend.once_per_step(lambda: optimizer.build(list(variables)))
         state: Any = self.state
         # Scales of float8 training get values, not gradients.
@@ -243,7 +243,7 @@ class Attachment:
             return list(first)
         weights = [variables[place] for place in perturbed]
         if any(id(weight) not in own for own in state.slots.values() for weight in weights):
-            # Refuses variables that it does not know, and names them.
+            # `build` refuses variables that it does not know, and names them.
             optimizer.build(list(variables))
         merges = backend.has_replicas() and any(
             getattr(layer, "synchronized", False) for layer in layer_paths.layers(self.model)

@@ -1,9 +1,8 @@
-"""The averages in the weights' place: for a while, in a file, and out of a file.
+"""The averages in place of the weights: for a while, in a file, and from a file.
 
-A file that Keras saves while training holds the weights, and the averages within the optimizer's
-state: a run resumes from it exactly. A file saved while the averages are in the weights' place is
-an export: it holds no optimizer state, as a run resumed from it would go on from weights it was
-never at.
+A file that Keras saves in training holds the weights, and the averages in the optimizer's state: a
+run resumes from it exactly. A file saved while the averages are in place of the weights is an
+export. It holds no optimizer state, as a run would resume from weights that it never had.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ _AVERAGE = "/@average"
 
 @contextlib.contextmanager
 def averaged_weights(model: Any) -> Iterator[None]:
-    """Puts the averages into the model for the length of a `with` block.
+    """Puts the averages in place of the weights within a `with` block.
 
     Afterwards, also after an exception or Ctrl-C, the weights and the statistics of batch
-    normalization are what they were, bit for bit: all goes by copy, the averages stay where they
-    are. Weights without an average (of frozen groups) stay. Statistics that
-    `kgo.UseAveragedWeights` averaged go in too; otherwise call `kgo.update_batch_norm` within the
-    block. Averages are cast to weights of lower precision. Within the block another one does
-    nothing. A file saved within holds the averages and no optimizer state.
+    normalization are as before, bit for bit. Values are copied; the averages do not change. Weights
+    without an average (in frozen groups) stay. Statistics that `kgo.UseAveragedWeights` averaged
+    are used too; otherwise call `kgo.update_batch_norm` within the block. Averages are cast to
+    weights of lower precision. A block within the block does nothing. A file saved within the block
+    holds the averages and no optimizer state.
 
     Args:
         model: A model compiled with a built `GroupedOptimizer(ema=...)`.
@@ -49,8 +48,8 @@ def averaged_weights(model: Any) -> Iterator[None]:
 
     Raises:
         TypeError: If the model has another optimizer.
-        ValueError: If the optimizer is not built or keeps no averages; after the block, if the
-            model was trained in it. The weights are those of before then.
+        ValueError: If the optimizer is not built or keeps no averages. After the block, if the
+            model was trained in it; the weights are restored then.
 
     Example:
 
@@ -96,10 +95,10 @@ def averaged_weights(model: Any) -> Iterator[None]:
 
 
 def save_averaged(model: Any, path: str | os.PathLike[str]) -> None:
-    """Saves the model with the averages as its weights, for use: an export.
+    """Exports the model with the averages as its weights.
 
-    The file holds no optimizer state, so a run that starts from it is a new one. To resume a run,
-    save it with `model.save`: that file holds weights and averages. Where this package is not
+    The file holds no optimizer state, so a run that starts from it is a new run. To resume a run,
+    save it with `model.save`: that file holds weights and averages. If this package is not
     installed, load the export with `keras.saving.load_model(path, compile=False)`.
 
     Args:
@@ -108,7 +107,7 @@ def save_averaged(model: Any, path: str | os.PathLike[str]) -> None:
 
     Raises:
         TypeError: If the model has another optimizer.
-        ValueError: If `path` ends otherwise, or the optimizer is not built or keeps no averages.
+        ValueError: If `path` ends differently, or the optimizer is not built or keeps no averages.
 
     Example:
 
@@ -130,20 +129,21 @@ def save_averaged(model: Any, path: str | os.PathLike[str]) -> None:
 
 
 def load_averages(model: Any, path: str | os.PathLike[str]) -> None:
-    """Gives a model the averages in a file as its weights, to use it or to start a new run.
+    """Loads the averages in a file as the weights of a model, to use it or to start a new run.
 
-    Weights without an average (of frozen groups) are the file's; so are statistics of batch
-    normalization, averaged where `kgo.UseAveragedWeights` did. No optimizer state is loaded.
+    Weights without an average (in frozen groups) are loaded from the file as they are, and so are
+    statistics of batch normalization, unless `kgo.UseAveragedWeights` averaged them. No optimizer
+    state is loaded.
 
     Args:
-        model: A built model of the same layers; whether and how it is compiled does not matter.
+        model: A built model of the same layers. It need not be compiled.
         path: A `.keras` or `.weights.h5` file of a model with a `GroupedOptimizer(ema=...)`, as
             `model.save`, `ModelCheckpoint` or `BackupAndRestore` write it.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it cannot be read, holds no averages, or does not fit the model. The model
-            is as it was then.
+        ValueError: If the file cannot be read, holds no averages, or does not fit the model. The
+            model has not changed then.
 
     Example:
 
@@ -162,15 +162,14 @@ def load_averages(model: Any, path: str | os.PathLike[str]) -> None:
         raise ValueError(
             "`path` must be a file of a model without LoRA. Received: "
             f"path={os.fspath(path)!r}, with {text.listing(factors)}. Keras saves such a layer "
-            "merged into its kernel, which averages of the factors do not fit. Export the averages "
+            "merged into its kernel, so averages of the factors do not fit. Export the averages "
             "with `kgo.save_averaged(model, path)`."
         )
     found = [] if saved is None else _averages_among(saved, model)
     if not found:
         raise ValueError(
-            f"`path` must be a file with averages. Received: path={os.fspath(path)!r}, without. "
-            "A file of `kgo.save_averaged` has them as its weights: `kgo.load_weights(model, "
-            "path)` loads them."
+            f"`path` must be a file with averages. Received: path={os.fspath(path)!r}, which has "
+            "none. Load a file of `kgo.save_averaged` with `kgo.load_weights(model, path)`."
         )
     model_files.load_weights(model, path, optimizer=False)
     for variable, value in found:
@@ -252,7 +251,7 @@ def _averages_among(saved: checkpoint.Saved, model: Any) -> list[tuple[Any, np.n
     """Returns variables of the model and their saved averages.
 
     Raises:
-        ValueError: If there is one that does not fit.
+        ValueError: If an average does not fit the model.
     """
     catalog = layer_paths.describe_model(model)
     variables = {id(variable): variable for variable in model.variables}

@@ -1,4 +1,4 @@
-"""What a gradient rule sees of one batch."""
+"""One batch, as a gradient rule sees it."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ Tensor = Any
 class Batch:
     """The first gradients of a batch, and a way to take others at perturbed weights.
 
-    Everything is of the perturbed variables alone, in the order of `variables`: those that have a
-    gradient, are in no frozen group, and are not in the rule's `exclude_from_perturbation`.
-    Gradients are summed over replicas, and are those of the loss as the optimizer scales it
-    (`loss_scale` times the loss): a rule that is linear in them need not care.
+    All lists hold one item per perturbed variable, in the order of `variables`. A variable is
+    perturbed if it has a gradient, is in no frozen group, and is not in the rule's
+    `exclude_from_perturbation`. Gradients are summed over replicas. They are gradients of
+    `loss_scale` times the loss, which makes no difference to a rule that is linear in them.
 
     Args:
         variables: The Keras variables.
         gradients: One tensor per variable, of its shape and dtype.
         evaluate: Takes another pass.
         choose: Applies a selector to variables.
-        state: What is kept for the rule.
+        state: The state of the rule.
         step: The optimizer steps done, an integer scalar.
-        is_due: Whether this optimizer step is one of each `every` of the rule, from the first on; a
-            boolean scalar, or a Python boolean where each kind of step is compiled by itself.
+        is_due: Whether this optimizer step is due, as the first and then each `every`-th step is. A
+            boolean scalar, or a Python boolean if each kind of step is compiled by itself.
         loss_scale: What the loss is multiplied by, a float32 scalar.
 
     Example:
@@ -69,7 +69,7 @@ class Batch:
         return _named("hyperparameter", name, self._state.scalars).at(self.step)
 
     def selected(self, selector: Any) -> list[bool]:
-        """Returns, per variable, whether a selector of the rule chooses it."""
+        """Returns for each variable whether a selector of the rule chooses it."""
         if not isinstance(selector, Selector):
             return [False] * len(self.variables)
         return self._choose(selector, self.variables)
@@ -79,20 +79,20 @@ class Batch:
         perturbations: Sequence[Tensor] | Callable[[], Sequence[Tensor]],
         only_if: Tensor | bool | None = None,
     ) -> list[Tensor]:
-        """Returns the gradients of the batch at `w + ε`, in a pass of its own.
+        """Takes another pass, and returns the gradients of the batch at `w + ε`.
 
-        With the dropout masks of the first pass; statistics and metrics stay those of the first.
-        The weights are as before when it returns.
+        The pass has the dropout masks of the first pass. Statistics and metrics stay those of the
+        first. The weights are as before when it returns.
 
         Args:
             perturbations: `ε`, one tensor per variable, of its shape and dtype; or a function that
-                returns them, is called only where the pass is made, and lets each `ε` be freed
-                once it is added.
-            only_if: A boolean scalar: where it is false no pass is made, and the gradients are
-                those of the first. Default: always.
+                returns them. The function is called only if the pass is taken, and lets each `ε`
+                be freed once it is added.
+            only_if: A boolean scalar. If it is false, no pass is taken, and the gradients are
+                those of the first. Default: `None`, which always takes the pass.
 
         Raises:
-            ValueError: If there is not one perturbation of its shape per variable.
+            ValueError: If there is not one perturbation per variable, of its shape.
         """
 
         def checked() -> list[Tensor]:
@@ -102,7 +102,11 @@ class Batch:
         return self._evaluate(checked, None if only_if is True else only_if)
 
     def kept(self, slot: str) -> list[Tensor]:
-        """Returns what `keep` was given last, or zeros; of at least float32."""
+        """Returns the values that `keep` last kept, at first zeros, in at least float32.
+
+        Args:
+            slot: One of the rule's `slots`.
+        """
         own = _named("slot", slot, self._state.slots)
         return [ops.convert_to_tensor(own[id(variable)]) for variable in self.variables]
 
@@ -113,11 +117,12 @@ class Batch:
 
         Args:
             slot: One of the rule's `slots`.
-            values: Tensors of the variables' shapes. Where one is not finite, nothing is kept.
-            only_if: A boolean scalar: where it is false nothing is kept. Default: always.
+            values: Tensors of the variables' shapes. If one is not finite, nothing is kept.
+            only_if: A boolean scalar. If it is false, nothing is kept. Default: `None`, which
+                always keeps them.
 
         Raises:
-            ValueError: If there is not one value of its shape per variable.
+            ValueError: If there is not one value per variable, of its shape.
         """
         own = _named("slot", slot, self._state.slots)
         values = one_per_variable("`values`", values, self.variables)
@@ -131,15 +136,15 @@ class Batch:
 def one_per_variable(what: str, values: Any, variables: Sequence[Any]) -> list[Tensor]:
     """Returns a list of values, after checking that each has the shape of its variable.
 
-    Others would be broadcast, and so be wrong without a word.
+    Values of other shapes would be broadcast, which is wrong and raises nothing.
 
     Args:
-        what: What they are, for the error.
+        what: The name of the values, for the error.
         values: Any iterable.
         variables: The variables, in order.
 
     Raises:
-        ValueError: If there is not one value of its shape per variable.
+        ValueError: If there is not one value per variable, of its shape.
     """
     must = f"{what} must hold one tensor per variable of the batch, of its shape."
     if values is None:

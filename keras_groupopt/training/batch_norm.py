@@ -1,7 +1,7 @@
 """Statistics of batch normalization: which variables they are, and their estimate from data.
 
-A statistic belongs to the weights it was measured with. Averaged weights need statistics of their
-own: averaged beside them by `kgo.UseAveragedWeights`, or measured here.
+A statistic belongs to the weights it was measured with. Averaged weights need other statistics:
+`kgo.UseAveragedWeights` averages the statistics, too, and `update_batch_norm` measures them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ESTIMATED = ("moving_mean", "moving_variance", "moving_stddev")
 
 
 def layers_of(model: Any) -> list[Any]:
-    """Returns the layers below `model` with moving statistics that training moves, each once."""
+    """Returns the layers below `model` with statistics that training moves, each once."""
     return [
         layer
         for layer in layer_paths.layers(model)
@@ -34,7 +34,7 @@ def layers_of(model: Any) -> list[Any]:
 
 
 def statistics(model: Any) -> list[Any]:
-    """Returns the statistics of `model`: float variables that such layers move by themselves."""
+    """Returns the statistics of `model`: float variables that those layers assign to."""
     return [
         variable
         for layer in layers_of(model)
@@ -46,29 +46,29 @@ def statistics(model: Any) -> list[Any]:
 def update_batch_norm(
     model: Any, data: Any, steps: int | None = None, *, batch_size: int = 32
 ) -> None:
-    """Estimates the moving statistics of batch normalization anew, as the mean over `data`.
+    """Estimates the statistics of batch normalization anew, as the mean over `data`.
 
     With `m_i` the mean (or variance) of batch `i`, of `n_i` samples, in training mode:
 
         moving ← Σ n_i · m_i / Σ n_i
 
     Weights, states of random generators, metrics and the layers' `momentum` stay as they are.
-    Layers that are frozen or called with `training=False` keep their statistics. Of a layer called
-    several times per batch the last call counts.
+    Layers that are frozen or called with `training=False` keep their statistics. If a layer is
+    called several times per batch, its last call counts.
 
-    Within `kgo.averaged_weights(model)` the estimate is for the averages, and is taken back with
-    them.
+    Within `kgo.averaged_weights(model)` the estimate is for the averages, and is undone after the
+    block.
 
     Args:
         model: A built Keras model.
         data: Inputs, as for `model.predict`: arrays (a list or dict of them for several inputs),
-            a dataset, or an iterator of batches. Of batches `(x, y)` only `x` is used.
-        steps: The most batches to take; `None` for all. Needed where `data` never ends.
-        batch_size: Samples per batch of arrays.
+            a dataset, or an iterator of batches. From batches `(x, y)` only `x` is used.
+        steps: The most batches to take. Set it if `data` never ends. Default: all.
+        batch_size: Samples per batch of arrays. Default: 32.
 
     Raises:
         ValueError: If the model has no statistics to estimate, or `data` has no batch.
-        TypeError: If `steps` or `batch_size` is no integer. Nothing has changed after an error.
+        TypeError: If `steps` or `batch_size` is not an integer. Nothing has changed after an error.
 
     Example:
 
@@ -88,7 +88,7 @@ def update_batch_norm(
     if not layers:
         raise ValueError(
             "`model` must have batch normalization that is not frozen. Received: model "
-            f'"{model.name}", without.'
+            f'"{model.name}", which has none.'
         )
     estimated = [
         getattr(layer, name)
@@ -101,7 +101,7 @@ def update_batch_norm(
     momenta = [layer.momentum for layer in layers]
     try:
         for layer in layers:
-            # At momentum 0 a statistic is that of the last batch.
+            # With momentum 0 the statistics are those of the last batch.
             layer.momentum = 0.0
         for variable in estimated:
             _drop_nonfinite(variable)
@@ -133,7 +133,7 @@ def _mean_statistics(model: Any, batches: Iterable[Any], estimated: list[Any]) -
     if not means:
         raise ValueError(
             "`data` must have at least one batch. Received: none. An iterator that was used "
-            "before may be at its end."
+            "before may have reached its end."
         )
     return means
 
@@ -158,13 +158,13 @@ def _batches(data: Any, batch_size: int) -> Iterator[Any]:
 def _tensor(value: Any) -> Any:
     if ops.is_tensor(value):
         return value
-    # Of another framework's dataset too.
+    # The dataset may be another framework's.
     array = np.asarray(value)
     wide = array.dtype == np.float64
     return ops.convert_to_tensor(array.astype(keras.config.floatx()) if wide else array)
 
 
 def _drop_nonfinite(variable: Any) -> None:
-    """Makes elements that are not finite 0, as 0 · NaN is none of the last batch."""
+    """Sets elements that are not finite to 0. With momentum 0, 0 · NaN would keep them NaN."""
     value = ops.convert_to_tensor(variable)
     variable.assign(ops.where(ops.isfinite(value), value, ops.zeros_like(value)))

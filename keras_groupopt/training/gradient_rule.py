@@ -1,4 +1,4 @@
-"""What a gradient rule is: a small class that turns the gradients of a batch into those to use."""
+"""Gradient rules: small classes that turn the gradients of a batch into those to use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import keras
 import numpy as np
 
-from keras_groupopt.base.checks import check_scalar
+from keras_groupopt.base.checks import check_count, check_scalar
 from keras_groupopt.plan.group import as_exclusion
 from keras_groupopt.plan.plan_dict import describe_scalar
 from keras_groupopt.schedules import serialization
@@ -25,13 +25,13 @@ _NEW_RULE = "Compile `kgo.sharpness_aware(model, rule)` with a new rule."
 class Hyperparameter:
     """A number >= 0, or a schedule over optimizer steps, as an attribute of a gradient rule.
 
-    A number can be set while the model trains, and compiles nothing anew. In a rule's `gradients`
-    read it as `batch.scalar(name)`.
+    A number can be set while the model trains, without compiling the step anew. In a rule's
+    `gradients` read it as `batch.scalar(name)`.
 
     Raises:
-        ValueError: If what is set is negative or not finite.
-        TypeError: If it is neither a number nor a schedule, or if a schedule is set, or another
-            number in a schedule's place, once the model is compiled.
+        ValueError: If a value that is set is negative or not finite.
+        TypeError: If a value is neither a number nor a schedule. Once the model is compiled, if a
+            schedule is set, or a number in the place of a schedule.
 
     Example:
     >>> import keras_groupopt as kgo
@@ -55,27 +55,27 @@ class Hyperparameter:
 
 
 class GradientRule:
-    """Base class of rules that say which gradient of a batch the optimizer gets.
+    """Base class of rules that decide which gradient of a batch the optimizer gets.
 
-    A subclass has one method, `gradients`, and names what it keeps:
+    A subclass defines one method, `gradients`, and declares:
 
     * an attribute `name = kgo.Hyperparameter()` per number or schedule, set in `__init__`;
     * `slots`, the names of arrays beside each perturbed weight (float32, zeros at first), which a
       `GroupedOptimizer` keeps and saves;
     * `selectors`, the names of attributes that hold selectors;
-    * `every`, an integer, where one of so many optimizer steps is unlike the others: `batch.is_due`
-      tells.
+    * `every`, an integer, if one of so many optimizer steps differs from the others.
+      `batch.is_due` is true in that step.
 
-    What `__init__` takes beside these belongs into `get_config`. To save a model, register the
-    class with `keras.saving.register_keras_serializable`.
+    Other arguments of `__init__` belong in `get_config`. To save a model, register the class with
+    `keras.saving.register_keras_serializable`.
 
     Args:
-        exclude_from_perturbation: A selector of variables that are never perturbed, nor counted
-            in norms; they too get the gradient of the last pass. Default: none. Frozen groups are
-            never perturbed.
+        exclude_from_perturbation: A selector of variables that are never perturbed and not counted
+            in norms. They too get the gradient of the last pass. Frozen groups are never
+            perturbed. Default: none.
 
     Raises:
-        TypeError: If it is no selector.
+        TypeError: If `exclude_from_perturbation` is not a selector.
 
     Example:
 
@@ -94,14 +94,15 @@ class GradientRule:
 
     slots: ClassVar[tuple[str, ...]] = ()
     selectors: ClassVar[tuple[str, ...]] = ("exclude_from_perturbation",)
-    # Whether `gradients` is asked at all.
+    # Whether `gradients` is called at all.
     perturbs: ClassVar[bool] = True
+    # One of so many optimizer steps is due. It is fixed once the model is compiled.
     every: int = 1
     _attachment: weakref.ref[Any] | None = None
 
     def __init__(self, exclude_from_perturbation: Any = ()) -> None:
         self._declared: dict[str, Any] = {}
-        # Numbers that were set to something else than declared, where no variable holds them.
+        # Numbers that were set to another value than declared, and that no variable holds.
         self._current: dict[str, float] = {}
         self.exclude_from_perturbation = exclude_from_perturbation
 
@@ -112,7 +113,7 @@ class GradientRule:
             batch: The gradients of the first pass, and a way to take another one.
         """
         raise NotImplementedError(
-            f"`gradients(self, batch)` must be defined. Received: {type(self).__name__}, without."
+            f"{type(self).__name__} has no method `gradients(self, batch)`. Define it."
         )
 
     @property
@@ -129,12 +130,12 @@ class GradientRule:
 
     @property
     def declared(self) -> dict[str, Any]:
-        """What was declared for each hyperparameter, by name."""
+        """The declared value of each hyperparameter, by name."""
         return dict(self._declared)
 
     @property
     def current(self) -> dict[str, float]:
-        """The present value of each number that was set to something else, by name."""
+        """The present value of each number that differs from the declared one, by name."""
         present = {name: getattr(self, name) for name in self._declared}
         return {name: value for name, value in present.items() if value != self._declared[name]}
 
@@ -175,7 +176,7 @@ class GradientRule:
         self._attached().wanted.late[name] = value
 
     def _attached(self) -> Any:
-        """Returns what ties the rule to its model, or `None`."""
+        """Returns the attachment of the rule to its model, or `None`."""
         return None if self._attachment is None else self._attachment()
 
     def _is_compiled(self) -> bool:
@@ -183,7 +184,7 @@ class GradientRule:
         return attachment is not None and attachment.wanted is not None
 
     def _check_not_compiled(self, name: str, value: Any) -> None:
-        """Refuses to set what a compiled step has in it.
+        """Refuses to set an attribute that a compiled step has read.
 
         Raises:
             AttributeError: If the model is compiled.
@@ -195,7 +196,10 @@ class GradientRule:
             )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.selectors:
+        if name == "every":
+            self._check_not_compiled(name, value)
+            value = check_count(name, value, 1, where=type(self).__name__)
+        elif name in self.selectors:
             self._check_not_compiled(name, value)
             try:
                 value = as_exclusion(value) or ()
@@ -210,13 +214,13 @@ class GradientRule:
         return {**vars(self), **own}
 
     def _scalar(self, name: str) -> Any:
-        """Returns the scalar that holds a hyperparameter's present value, if there is one yet."""
+        """Returns the scalar that holds a hyperparameter's present value, once it is made."""
         attachment = self._attached()
         state = None if attachment is None else attachment.state
         return None if state is None else state.scalars[name]
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments, and numbers that were set since, as plain JSON."""
+        """Returns the arguments, and numbers that were set later, as plain JSON."""
         attachment = self._attached()
         catalog = None if attachment is None else attachment.catalog()
         config: dict[str, Any] = {}
@@ -248,22 +252,21 @@ class GradientRule:
 
 
 def check_made(rule: GradientRule) -> None:
-    """Refuses a rule whose `__init__` did not call that of its base class.
+    """Refuses a rule whose `__init__` did not call that of `GradientRule`.
 
     Raises:
-        TypeError: If it did not.
+        TypeError: If `__init__` was not called.
     """
     if "_declared" not in vars(rule):
         name = type(rule).__name__
         raise TypeError(
-            f"`{name}.__init__` must call `super().__init__(exclude_from_perturbation)` first. "
-            f"Received: a {name} that was not made."
+            f"`{name}.__init__` must call `super().__init__(exclude_from_perturbation)` first."
         )
 
 
 @keras.saving.register_keras_serializable(package="keras_groupopt")
 class SingleGradient(GradientRule):
-    """The gradient of the batch as it is: ordinary training, in one pass.
+    """The unchanged gradient of the batch: ordinary training, in one pass.
 
     Example:
     >>> import keras_groupopt as kgo

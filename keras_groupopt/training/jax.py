@@ -1,4 +1,4 @@
-"""The training step on JAX: a function of values, taken once per pass with the same state."""
+"""The training step on JAX: a function of values, which each pass calls with the same state."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Logs = dict[str, Tensor]
 class TrainStep:
     """The training step of a model with a gradient rule."""
 
-    # Whether the step that is being compiled is one of the rule's `every`, where it is known.
+    # Whether the step that is being compiled is due by the rule's `every`, if that is known.
     _is_due: bool | None = None
 
     def compute_gradients(self, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Refused: a step on JAX is a function of values.
+        """Refuses: a step on JAX is a function of values.
 
         Raises:
             NotImplementedError: Always.
@@ -33,11 +33,13 @@ class TrainStep:
         )
 
     def make_train_function(self: Any, force: bool = False) -> None:
-        """Makes what `fit` calls for each batch, as Keras does.
+        """Makes the function that `fit` calls for each batch, as Keras does.
 
-        On a CPU, XLA compiles the convolutions of a branch many times slower than those outside of
-        one. There a rule that does something else at each `every`-th optimizer step gets two
-        compiled steps, and the host chooses.
+        On a CPU, XLA runs convolutions in a branch many times slower than outside. So a rule with
+        `every` gets two compiled steps there, and the host chooses.
+
+        Args:
+            force: Whether to make it anew if there is one. Default: `False`.
         """
         make = super().make_train_function  # type: ignore[misc]
         compiled = not self.run_eagerly and self.jit_compile and self.steps_per_execution == 1
@@ -49,7 +51,7 @@ class TrainStep:
             return
         functions = {}
         for is_due in (True, False):
-            # A function of its own, or JAX takes the second step for the first.
+            # With one function for both, JAX would take the second step for the first.
             vars(self)["train_step"] = functools.partial(self._known_step, is_due)
             try:
                 make(force=True)
@@ -73,8 +75,8 @@ class TrainStep:
     def train_step(self: Any, state: Any, data: Any) -> tuple[Logs, Any]:
         """Trains on one batch, with the gradients of the gradient rule.
 
-        For a training loop of one's own, of a compiled model, once
-        `model.optimizer.build(model.trainable_variables)` was called:
+        In your own training loop, with a compiled model, after
+        `model.optimizer.build(model.trainable_variables)`:
 
             lists = (model.trainable_variables, model.non_trainable_variables,
                      model.optimizer.variables, model.metrics_variables)
@@ -87,7 +89,7 @@ class TrainStep:
 
         Args:
             state: Values of the trainable, non-trainable, optimizer and metrics variables.
-            data: What `fit` takes from the data: `x`, `(x, y)` or `(x, y, sample_weight)`.
+            data: A batch: `x`, `(x, y)` or `(x, y, sample_weight)`.
 
         Returns:
             The metrics by name, and the new state.

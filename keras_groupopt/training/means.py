@@ -1,4 +1,4 @@
-"""Means of what a training step reports."""
+"""Means of the values that a training step reports."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class _MeanOrNaN(keras.metrics.Mean):
 
 
 def mean(name: str) -> keras.metrics.Mean:
-    """Returns a mean that is NaN, rather than 0, where nothing was added."""
+    """Returns a mean that is NaN, instead of 0, if nothing was added."""
     return _MeanOrNaN(name=name)
 
 
 def add(metric: Any, value: Tensor, counts: Tensor) -> None:
-    """Adds a value to a mean, or nothing where it does not count."""
+    """Adds a value to a mean, if it counts."""
     value = ops.cast(value, "float32")
     metric.update_state(
         ops.where(counts, value, ops.zeros_like(value)),

@@ -1,4 +1,4 @@
-"""Models whose training step asks a gradient rule which gradient to use."""
+"""Models whose training step lets a gradient rule choose the gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from keras_groupopt.training.gradient_rule import GradientRule, SingleGradient, 
 
 _register = keras.saving.register_keras_serializable(package="keras_groupopt")
 _backend = importlib.import_module(f"keras_groupopt.training.{keras.backend.backend()}")
-# What a model may say of its own training, which another model of its layers would not do.
+# Methods of a model that define its training, and that a new model of its layers would not have.
 _OWN_TRAINING = ("call", "compute_loss", "compute_metrics", "test_step", "train_step")
 
 
@@ -26,36 +26,37 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
     """Mixin for models: `fit` trains with the gradients of a gradient rule.
 
     Put it before the model's class, and pass `gradient_rule=` on to its `__init__`, as in the
-    example; without a rule the model trains plainly:
+    example. Without a rule the model trains as usual:
 
         class Classifier(kgo.SharpnessAware, keras.Model): ...
 
-    For each batch, a rule such as `kgo.SAM` takes a second pass at perturbed weights. The weights
-    come back as they were, bit for bit. Statistics of batch normalization, states of random
-    generators, metrics and logs are those of the first pass; the second has its dropout masks.
+    For each batch, a rule such as `kgo.SAM` takes a second pass at perturbed weights. Then the
+    weights are as before, bit for bit. Statistics of batch normalization, states of random
+    generators, metrics and logs come from the first pass. The second pass has its dropout masks.
     Losses of layers (`add_loss`, regularizers) count in both. With gradient accumulation each
-    micro-batch is perturbed by its own gradient. Under a distribution the perturbation is made of
-    the gradient over all replicas. Where gradients of either pass are not finite, the optimizer
-    gets these, and skips the step as it does any other.
+    micro-batch is perturbed by its own gradient. Under a distribution the perturbation uses the
+    gradient over all replicas. If gradients of either pass are not finite, the optimizer gets them,
+    and skips the step.
 
     The logs of `fit` get `gradient_norm`, the mean norm of the batches' gradients over all groups
-    that move, also of variables that are not perturbed; and, with a rule that perturbs, `sam_gap`,
-    the mean of the perturbed loss minus the loss over the batches that took a second pass. Each is
-    NaN where no batch was finite, or none took that pass. Evaluation takes one pass, and logs
-    neither. Metrics of your own that have these names are shown instead.
+    that are not frozen, also of variables that are not perturbed. With a rule that perturbs they
+    also get `sam_gap`, the mean of the perturbed loss minus the loss over the batches that took a
+    second pass. Each is NaN if there was no such batch with finite values. Evaluation takes one
+    pass, and logs neither. If the model has metrics of these names, the logs show those.
 
-    Saved with the model are the rule and its present numbers, in `.keras` files; with a
-    `GroupedOptimizer` they are optimizer state, too. Weights files fit the plain model.
-    `keras.models.clone_model` copies layers and no rule: pass the clone to `kgo.sharpness_aware`.
+    `.keras` files hold the rule and its present numbers, which are also part of the state of a
+    `GroupedOptimizer`. Weights files fit the plain model. `keras.models.clone_model` copies layers
+    and no rule: pass the clone to `kgo.sharpness_aware`.
 
     Args:
         *args: As for the model's class.
-        gradient_rule: A `kgo.GradientRule`. Default `kgo.SingleGradient()`, ordinary training.
+        gradient_rule: A `kgo.GradientRule`. Default: `kgo.SingleGradient()`,
+            ordinary training.
         **kwargs: As for the model's class.
 
     Raises:
-        TypeError: If `gradient_rule` is no gradient rule.
-        ValueError: If it belongs to another model.
+        TypeError: If `gradient_rule` is not a gradient rule.
+        ValueError: If the rule belongs to another model.
 
     Example:
 
@@ -74,7 +75,7 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
     """
 
     _attachment: Any = None
-    # What `metrics` and `get_metrics_result` are asked for.
+    # While the model evaluates, and while only the user's metrics are asked for.
     _evaluating = False
     _only_of_user = False
 
@@ -91,7 +92,7 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
         if not isinstance(self, keras.Model):
             raise TypeError(
                 "`kgo.SharpnessAware` must be a base beside a model's class. Received: "
-                f"{type(self).__name__}, which is no model. Write `class {type(self).__name__}"
+                f"{type(self).__name__}, which is not a model. Write `class {type(self).__name__}"
                 "(kgo.SharpnessAware, keras.Model)`."
             )
         super().__init__(*args, **kwargs)
@@ -128,7 +129,7 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
         """Compiles the model, as Keras does.
 
         Raises:
-            TypeError: If the rule keeps state beside the weights, and the optimizer is no
+            TypeError: If the rule keeps state beside the weights, and the optimizer is not a
                 `GroupedOptimizer`.
         """
         super().compile(*args, **kwargs)
@@ -149,13 +150,13 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
                 stacklevel=2,
             )
             return
-        # Keras' own would take this `compile` for one with other arguments.
+        # Keras' method would not recognize this `compile`, and would pass it other arguments.
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.built:
             self.optimizer.build(self.trainable_variables)
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains the model, as Keras does; warns where the rule had no part in it."""
+        """Trains the model, as Keras does, and warns if the rule had no part in it."""
         if self.compiled:
             self._attachment.check_optimizer()
         before = self._radius()
@@ -167,7 +168,7 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
                 "begin beyond the end?",
                 stacklevel=2,
             )
-        # Not where there was no epoch left to train, or nothing to train.
+        # There may be no epoch left to train, or no variable.
         trained = bool(history.epoch) and bool(self.trainable_variables)
         if trained and self.gradient_rule.perturbs and not self._attachment.used:
             warnings.warn(
@@ -185,7 +186,7 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
         return super().train_on_batch(*args, **kwargs)
 
     def _radius(self) -> float | None:
-        """Returns `rho` at the last step done (the first before there is one), if scheduled."""
+        """Returns a scheduled `rho` at the last step done, or before training at the first."""
         rho = getattr(self.gradient_rule, "rho", None)
         if not is_schedule(rho) or needs_horizon(rho) or not self.compiled:
             return None
@@ -220,13 +221,13 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
 
     @property
     def metrics_variables(self) -> list[Any]:
-        """The variables of the metrics; a compiled step gets and gives them."""
+        """The variables of the metrics, which a compiled step takes and returns."""
         own = () if self._attachment is None else self._attachment.own_variables
         return [*super().metrics_variables, *own]
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """Returns the values of the metrics; of the training step's only while training."""
-        # The user's own may have the names of ours, and would be hidden by them.
+        """Returns the values of the metrics; those of the training step only in training."""
+        # The user's metrics may have the same names, and take precedence.
         with self._while("_only_of_user"):
             results = dict(super().get_metrics_result())
         if not self._evaluating:
@@ -270,17 +271,18 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
 class SharpnessAwareModel(SharpnessAware, compat.Functional):
     """A functional model that trains with the gradients of a gradient rule.
 
-    It is `keras.Model(inputs, outputs)` in all else; `kgo.SharpnessAware` says what the training
-    step does.
+    Otherwise it is `keras.Model(inputs, outputs)`. `kgo.SharpnessAware` describes the training
+    step.
 
     Args:
         *args: `inputs` and `outputs`, as for `keras.Model`.
-        gradient_rule: A `kgo.GradientRule`. Default `kgo.SingleGradient()`, ordinary training.
+        gradient_rule: A `kgo.GradientRule`. Default: `kgo.SingleGradient()`,
+            ordinary training.
         **kwargs: `name`, as for `keras.Model`.
 
     Raises:
-        TypeError: If `gradient_rule` is no gradient rule.
-        ValueError: If it belongs to another model.
+        TypeError: If `gradient_rule` is not a gradient rule.
+        ValueError: If the rule belongs to another model.
 
     Example:
 
@@ -299,12 +301,13 @@ class SharpnessAwareSequential(SharpnessAware, keras.Sequential):
 
     Args:
         *args: `layers`, as for `keras.Sequential`.
-        gradient_rule: A `kgo.GradientRule`. Default `kgo.SingleGradient()`, ordinary training.
+        gradient_rule: A `kgo.GradientRule`. Default: `kgo.SingleGradient()`,
+            ordinary training.
         **kwargs: `name`, as for `keras.Sequential`.
 
     Raises:
-        TypeError: If `gradient_rule` is no gradient rule.
-        ValueError: If it belongs to another model.
+        TypeError: If `gradient_rule` is not a gradient rule.
+        ValueError: If the rule belongs to another model.
 
     Example:
 
@@ -317,22 +320,22 @@ class SharpnessAwareSequential(SharpnessAware, keras.Sequential):
 
 
 def sharpness_aware(model: Any, rule: GradientRule) -> Any:
-    """Returns a new model of the same layers, that trains with the gradients of a gradient rule.
+    """Returns a new model of the same layers that trains with the gradients of a gradient rule.
 
-    The layers, and so the weights and their layer paths, are shared: training one model trains the
-    other. The new model is not compiled; `optimizer=model.optimizer` keeps the state of a
-    `GroupedOptimizer`.
+    Both models share the layers, and so the weights and their layer paths: training one model
+    trains the other. The new model is not compiled. Compile it with `optimizer=model.optimizer` to
+    keep the state of a `GroupedOptimizer`.
 
     Args:
-        model: A functional or Sequential model. Of a subclass with methods of its own, add
-            `kgo.SharpnessAware` to the bases instead.
+        model: A functional or Sequential model. If your model is a subclass with methods for
+            training, add `kgo.SharpnessAware` to its bases instead.
         rule: A `kgo.GradientRule`.
 
     Returns:
         A `SharpnessAwareModel` or `SharpnessAwareSequential`.
 
     Raises:
-        TypeError: If `rule` is no gradient rule, or `model` is not of these kinds.
+        TypeError: If `rule` is not a gradient rule, or `model` is another kind of model.
         ValueError: If `rule` belongs to another model.
 
     Example:
@@ -346,7 +349,7 @@ def sharpness_aware(model: Any, rule: GradientRule) -> Any:
     _check_rule(rule, "rule")
     if not isinstance(model, keras.Model):
         swapped = isinstance(model, GradientRule)
-        advice = "Swap the arguments." if swapped else "Pass a model that was made."
+        advice = "Swap the arguments." if swapped else "Pass a model."
         raise TypeError(
             f"`model` must be a functional or Sequential model. Received: model={model!r}. {advice}"
         )
@@ -360,7 +363,7 @@ def sharpness_aware(model: Any, rule: GradientRule) -> Any:
     if not isinstance(model, plain) or own:
         name = type(model).__name__
         raise TypeError(
-            "`model` must be a functional or Sequential model without a training of its own. "
+            "`model` must be a functional or Sequential model that trains as Keras does. "
             f"Received: {name}{' with its own ' * bool(own)}{', '.join(own)}. Make it "
             f"`class {name}(kgo.SharpnessAware, ...)`, and pass "
             f"`gradient_rule={type(rule).__name__}(...)`."

@@ -1,9 +1,9 @@
-"""Perturbations of sharpness-aware training, and how gradients are taken apart.
+"""Perturbations of sharpness-aware training, and projections of gradients.
 
 With gradients `g` of the perturbed variables `w`, a radius `ρ`, and norms over all of them:
 
     perturbation:           ε = ρ · g / ‖g‖
-    adaptive_perturbation:  ε = ρ · T² g / ‖T g‖,  T = |w| + η where adaptive, 1 elsewhere
+    adaptive_perturbation:  ε = ρ · T² g / ‖T g‖,  T = |w| + η if adaptive, else 1
     without_projection:     a − (⟨a, b⟩ / ‖b‖²) · b
 
 A norm of zero gives `ε = 0`, and a projection on zero is zero. Norms and products are in float32.
@@ -21,7 +21,7 @@ from keras import ops
 from keras_groupopt import backend
 
 Tensor = Any
-# Of a norm: what a projection of float32 leaves of a vector that it should leave nothing of.
+# Relative float32 rounding error when a vector is projected onto itself.
 ROUNDING = 1e-6
 
 
@@ -70,7 +70,7 @@ def adaptive_perturbation(
 def without_projection(values: Sequence[Tensor], onto: Sequence[Tensor]) -> list[Tensor]:
     """Returns the part of `values` that is orthogonal to `onto`, both taken as one vector.
 
-    Zero where it is no more than rounding: its direction would mean nothing.
+    The result is zero if it is only rounding error, whose direction means nothing.
 
     Args:
         values: Tensors of any shape and float dtype.
@@ -84,7 +84,7 @@ def without_projection(values: Sequence[Tensor], onto: Sequence[Tensor]) -> list
 
 
 def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Returns `numerator / denominator` of scalars; 0 where the denominator is 0."""
+    """Returns `numerator / denominator` of scalars; 0 if the denominator is 0."""
     zero = ops.equal(denominator, 0)
     safe = ops.where(zero, ops.ones_like(denominator), denominator)
     return ops.where(zero, ops.zeros_like(denominator), numerator / safe)

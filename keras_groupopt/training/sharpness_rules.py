@@ -9,7 +9,6 @@ import keras
 from keras import ops
 
 from keras_groupopt import backend
-from keras_groupopt.base.checks import check_count
 from keras_groupopt.selectors import default_exclude_from_decay
 from keras_groupopt.training import sharpness
 from keras_groupopt.training.batch import Batch
@@ -28,7 +27,7 @@ class SAM(GradientRule):
         ε = rho · g / ‖g‖
         gradient = ∇ loss(w + ε)
 
-    `ε = 0` where `‖g‖` is. Two forward and backward passes per batch.
+    If `‖g‖` is 0, so is `ε`. Each batch takes two forward and backward passes.
 
     Args:
         rho: The radius `‖ε‖`, a number >= 0 or a schedule over optimizer steps. Default: 0.05.
@@ -69,11 +68,11 @@ class SAM(GradientRule):
 
 @_register
 class ASAM(GradientRule):
-    """Adaptive SAM: large weights are perturbed more, so that rescaling a layer changes nothing.
+    """Adaptive SAM: perturbs large weights more, so that rescaling a layer changes nothing.
 
     With the gradient `g` of the batch at the weights `w`, over all perturbed variables:
 
-        T = |w| + eta where adaptive_on, 1 elsewhere
+        T = |w| + eta for variables in adaptive_on, else 1
         ε = rho · T² g / ‖T g‖
         gradient = ∇ loss(w + ε)
 
@@ -84,8 +83,8 @@ class ASAM(GradientRule):
             unperturbed. Default: 0.01.
         exclude_from_perturbation: A selector of variables that are neither perturbed nor counted
             in the norm. Default: none.
-        adaptive_on: A selector of variables with `T = |w| + eta`. Default: those that
-            `kgo.default_exclude_from_decay` leaves.
+        adaptive_on: A selector of variables with `T = |w| + eta`. Default: all except those of
+            `kgo.default_exclude_from_decay`.
 
     Raises:
         ValueError: If `rho` or `eta` is negative or not finite.
@@ -131,7 +130,7 @@ class ASAM(GradientRule):
 
 @_register
 class LookSAM(GradientRule):
-    """SAM at each `every`-th optimizer step; between them its direction is used again.
+    """SAM at each `every`-th optimizer step, whose direction the steps between use again.
 
     With the gradient `g` of the batch at the weights `w`, over all perturbed variables, at
     optimizer steps `t` with `t mod every = 0`:
@@ -144,9 +143,9 @@ class LookSAM(GradientRule):
 
         gradient = g + alpha · ‖g‖ · v
 
-    `v`, the direction of SAM's gradient across the slope, is kept and saved by the optimizer, which
-    must be a `GroupedOptimizer`: one float32 array beside each perturbed weight. A micro-batch
-    under accumulation takes the form that its optimizer step has.
+    The optimizer keeps and saves `v`, the part of SAM's gradient that is orthogonal to `g`, as one
+    float32 array beside each perturbed weight. It must be a `GroupedOptimizer`. With accumulation,
+    all micro-batches of an optimizer step take the same form.
 
     Args:
         rho: The radius `‖ε‖`, a number >= 0 or a schedule over optimizer steps. Default: 0.05.
@@ -158,8 +157,8 @@ class LookSAM(GradientRule):
 
     Raises:
         ValueError: If a number is out of range.
-        TypeError: If an argument is of the wrong type; when the model is compiled, if the optimizer
-            is no `GroupedOptimizer`.
+        TypeError: If an argument is of the wrong type. When the model is compiled, if the optimizer
+            is not a `GroupedOptimizer`.
 
     Example:
     >>> import keras_groupopt as kgo
@@ -187,22 +186,12 @@ class LookSAM(GradientRule):
         self.alpha = alpha
 
     @property
-    def every(self) -> int:
-        """Optimizer steps from one step of SAM to the next; fixed once the model is compiled."""
-        return self._every
-
-    @every.setter
-    def every(self, value: int) -> None:
-        self._check_not_compiled("every", value)
-        self._every = check_count("every", value, 1, where="LookSAM")
-
-    @property
     def label(self) -> str:
         """The rule with its present hyperparameters, as text."""
         return f"{super().label[:-1]}, every={self.every})"
 
     def gradients(self, batch: Batch) -> Sequence[Tensor]:
-        """Returns SAM's gradients, or those of the batch with what was kept of SAM's."""
+        """Returns SAM's gradients, or those of the batch plus the kept direction."""
         due = batch.is_due
         gradients = [backend.dense(gradient) for gradient in batch.gradients]
         count = len(gradients)
@@ -213,7 +202,7 @@ class LookSAM(GradientRule):
         before = batch.kept("direction")
 
         def anew() -> list[Tensor]:
-            # At the precision it is kept in: only its direction is used.
+            # Only the direction is used. It is kept in this precision.
             wide = [
                 [ops.cast(v, old.dtype) for v, old in zip(values, before, strict=True)]
                 for values in (second, gradients)
@@ -231,7 +220,7 @@ class LookSAM(GradientRule):
         return results[:count]
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments, and numbers that were set since, as plain JSON."""
+        """Returns the arguments, and numbers that were set later, as plain JSON."""
         return {**super().get_config(), "every": self.every}
 
 
@@ -244,9 +233,9 @@ class GSAM(GradientRule):
         h = ∇ loss(w + rho · g / ‖g‖)
         gradient = h − alpha · (g − (⟨g, h⟩ / ‖h‖²) · h)
 
-    The last term is the part of `g` across `h`; descending along its negative leaves the perturbed
-    loss as it is to first order, and raises the plain loss toward it. The paper moves `rho` with
-    the learning rate: pass a schedule.
+    The last term is the part of `g` that is orthogonal to `h`. To first order, a step along its
+    negative keeps the perturbed loss and raises the plain loss toward it. In the paper `rho`
+    follows the learning rate: pass a schedule.
 
     Args:
         rho: The radius `‖ε‖`, a number >= 0 or a schedule over optimizer steps. Default: 0.05.
@@ -278,7 +267,7 @@ class GSAM(GradientRule):
         self.alpha = alpha
 
     def gradients(self, batch: Batch) -> Sequence[Tensor]:
-        """Returns the gradients at the perturbed weights, less those of the plain loss across."""
+        """Returns the gradients at the perturbed weights, less the orthogonal part of the first."""
         second = batch.gradients_at(
             lambda: sharpness.perturbation(batch.gradients, batch.scalar("rho"))
         )

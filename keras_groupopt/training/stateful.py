@@ -1,4 +1,4 @@
-"""The training step where a pass through the model assigns to its variables (TensorFlow, torch)."""
+"""The training step on TensorFlow and torch, where a pass assigns to variables of the model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Tensor = Any
 
 
 class Recorder(keras.StatelessScope):
-    """A stateless scope that knows which variables were assigned to.
+    """A stateless scope that records which variables a pass assigns to.
 
-    So a pass leaves no trace until its updates are made: another pass sees the same seeds and the
-    same statistics, and nothing has to be copied before.
+    The pass changes nothing until `make_updates`: another pass sees the same seeds and the same
+    statistics, and nothing has to be copied before.
     """
 
     def __init__(
@@ -26,14 +26,14 @@ class Recorder(keras.StatelessScope):
     ) -> None:
         super().__init__(state_mapping=mapping, collect_losses=True)
         self.assigned: dict[int, Any] = {}
-        # Values that a layer gave a differentiated weight, as spectral normalization does. As in a
-        # variable, what they were made of is forgotten, and what is made of them is not.
+        # Values that a layer assigned to a weight, as spectral normalization does. Gradients flow
+        # back to such a value, and not through it, as if it were in the variable.
         self.given: dict[int, Tensor] = {}
         self._differentiated = {id(variable) for variable, _ in mapping}
         self._leaf = leaf
 
     def add_update(self, update: tuple[Any, Tensor]) -> None:
-        """Notes a value instead of assigning it."""
+        """Records a value instead of assigning it."""
         variable, value = update
         self.assigned[id(variable)] = variable
         if id(variable) in self._differentiated:
@@ -41,7 +41,7 @@ class Recorder(keras.StatelessScope):
         super().add_update((variable, value))
 
     def make_updates(self) -> None:
-        """Assigns what the pass would have assigned."""
+        """Assigns the recorded values."""
         for variable in self.assigned.values():
             variable.assign(self.get_current_value(variable))
 
@@ -59,27 +59,27 @@ class StatefulTrainStep:
     def compute_gradients(
         self: Any, compute_loss: Callable[[], Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Returns the loss of a batch, and the gradients that the gradient rule makes of it.
+        """Returns the loss of a batch and the gradients of the gradient rule.
 
-        For a training loop of one's own, of a compiled model (TensorFlow and torch):
+        In your own training loop on TensorFlow and torch, with a compiled model:
 
             loss, gradients = model.compute_gradients(
                 lambda: loss_function(y, model(x, training=True)))
             model.optimizer.apply(gradients, model.trainable_variables)
 
-        On JAX such a loop calls `model.train_step(state, data)`.
+        On JAX call `model.train_step(state, data)`.
 
         Args:
             compute_loss: Returns the loss, a scalar tensor. It is called once per pass. With
                 torch's `DistributedDataParallel` call the wrapped model in it.
 
         Returns:
-            The loss of the first pass, and one gradient of the scaled loss per trainable variable;
-            `None` where there is none.
+            The loss of the first pass, and one gradient of the scaled loss per trainable variable,
+            or `None` if it has none.
 
         Raises:
             ValueError: If the model is not compiled.
-            TypeError: If `compute_loss` is no function.
+            TypeError: If `compute_loss` is not a function.
         """
         if not callable(compute_loss):
             raise TypeError(
@@ -88,8 +88,8 @@ class StatefulTrainStep:
             )
         if getattr(self, "optimizer", None) is None:
             raise ValueError(
-                "`compute_gradients` needs a compiled model, whose optimizer scales the loss. "
-                "Received: one that is not. Call `model.compile(optimizer=...)`."
+                "`compute_gradients` needs a compiled model, as the optimizer scales the loss. "
+                "Call `model.compile(optimizer=...)` first."
             )
         return self._passes(compute_loss)
 
@@ -103,7 +103,7 @@ class StatefulTrainStep:
 
         with backend.without_gradients():
             gradients = self._attachment.gradients(loss, first, variables, evaluate, self.optimizer)
-            # Not before: another pass must find seeds and statistics as the first one did.
+            # Another pass must find seeds and statistics as the first one did, so this is last.
             scope.make_updates()
         return loss, gradients
 
@@ -111,7 +111,7 @@ class StatefulTrainStep:
         """Trains on one batch, with the gradients of the gradient rule.
 
         Args:
-            data: What `fit` takes from the data: `x`, `(x, y)` or `(x, y, sample_weight)`.
+            data: A batch: `x`, `(x, y)` or `(x, y, sample_weight)`.
 
         Returns:
             The metrics, by name.

@@ -1,4 +1,4 @@
-"""The training step on TensorFlow: perturbed weights are values, and variables stay untouched."""
+"""The training step on TensorFlow: perturbed weights are values, and variables do not change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TrainStep(StatefulTrainStep):
     def train_step(self: Any, data: Any) -> dict[str, Tensor]:
         """Trains on one batch, with the gradients of the gradient rule."""
         if not self.built:
-            # The first call would build the layers within the pass, too late for it.
+            # The first call would build the layers within the pass, which is too late.
             with tf.init_scope():
                 compat.build_for(self, data)
         return super().train_step(data)
@@ -31,7 +31,7 @@ class TrainStep(StatefulTrainStep):
         variables: Sequence[Any],
         perturbations: dict[int, Tensor],
     ) -> tuple[Tensor, list[Tensor | None], Recorder]:
-        """Returns the loss at `w + ε`, its gradients, and what would be assigned.
+        """Returns the loss at `w + ε`, its gradients, and the recorded assignments.
 
         Nothing is assigned, so that a pass can be in a branch under a distribution strategy.
         """
@@ -70,7 +70,7 @@ class TrainStep(StatefulTrainStep):
 
 
 def _plus(value: Tensor, perturbation: Tensor | None) -> Tensor:
-    """Returns `w + ε`; a sparse `ε` leaves the rows it does not name."""
+    """Returns `w + ε`. A sparse `ε` changes only its rows."""
     if perturbation is None:
         return value
     if isinstance(perturbation, tf.IndexedSlices):

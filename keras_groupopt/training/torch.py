@@ -1,4 +1,4 @@
-"""The training step on torch: weights are perturbed in place, and put back from a copy."""
+"""The training step on torch: weights are perturbed in place and restored from a copy."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class TrainStep(StatefulTrainStep):
     """The training step of a model with a gradient rule."""
 
     def _passes(self: Any, compute_loss: Callable[[], Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Takes the passes; what torch itself draws and counts is the first's, too."""
+        """Takes the passes, and keeps torch's own random states and buffers of the first pass."""
         before = backend.random_states()
-        # Modules of torch keep statistics in buffers, which no scope of Keras sees.
+        # Modules of torch keep statistics in buffers, which Keras' scopes do not see.
         own = list(self.buffers())
         after: list[Tensor] = []
         states: list[Any] = []
@@ -52,7 +52,7 @@ class TrainStep(StatefulTrainStep):
         variables: Sequence[Any],
         perturbations: dict[int, Tensor],
     ) -> tuple[Tensor, list[Tensor | None], Recorder]:
-        """Returns the loss at `w + ε`, its gradients, and what would be assigned.
+        """Returns the loss at `w + ε`, its gradients, and the recorded assignments.
 
         `perturbations` is empty afterwards.
         """

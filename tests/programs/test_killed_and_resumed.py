@@ -105,7 +105,7 @@ def test_a_damaged_backup_falls_back_to_the_one_before(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["epoch-3.weights.h5", "epoch-4.weights.h5"]
     newest = tmp_path / "epoch-4.weights.h5"
     newest.write_bytes(newest.read_bytes()[:3000])
-    with pytest.warns(UserWarning, match=r"the one before it was taken: epoch-3\.weights\.h5"):
+    with pytest.warns(UserWarning, match=r"the one before it was loaded: epoch-3\.weights\.h5"):
         _, epochs = fit(tmp_path, 5, delete_checkpoint=False)
     assert epochs == [3, 4]
     for path in tmp_path.iterdir():

@@ -203,7 +203,10 @@ REFUSED = [
     ),
     *rows(
         NotImplementedError,
-        (lambda: trained(kgo.GradientRule()), "`gradients(self, batch)` must be defined"),
+        (
+            lambda: trained(kgo.GradientRule()),
+            "GradientRule has no method `gradients(self, batch)`",
+        ),
     ),
 ]
 

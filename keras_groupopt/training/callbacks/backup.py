@@ -1,4 +1,4 @@
-"""A backup after each epoch that survives a kill at any moment, and the way back from it."""
+"""A backup after each epoch that survives a kill at any moment, and how `fit` resumes from it."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _NAME = re.compile(r"epoch-(\d+)\.weights\.h5")
 
 
 class BackupAndRestore(keras.callbacks.Callback):
-    """Goes on after the last whole epoch of a run that was killed, bit for bit.
+    """Resumes a run that was killed after its last whole epoch, bit for bit.
 
     After each epoch it writes the weights, the optimizer's state and the seeds of layers such as
-    `Dropout` (on torch its generators too) to `epoch-<epochs done>.weights.h5`, and keeps the last
-    two such files. When `fit` begins it loads the newest that can be read, and `fit` starts at that
-    epoch.
+    `Dropout` (on torch also its generators) to `epoch-<epochs done>.weights.h5`, and keeps the last
+    two such files. When `fit` begins it loads the newest one that can be read, and `fit` starts at
+    that epoch.
 
-    `keras.callbacks.BackupAndRestore` writes a file in place and the number of the epoch into
-    another: a process killed while it writes the first cannot resume, and one killed between the
-    two trains an epoch twice; and it leaves out the seeds. Here a file appears whole or not at
-    all, and its name holds the epoch.
+    `keras.callbacks.BackupAndRestore` overwrites one file with the state and another with the
+    number of the epoch. A process that is killed while it writes the first cannot resume; one that
+    is killed between the two trains an epoch twice; and the seeds are not saved. Here a file
+    appears whole or not at all, and its name holds the epoch.
 
-    Give `fit` data in an order that the epoch decides (`shuffle=False`, or a dataset seeded by
-    it): the state of a generator that shuffles is not in a file of weights. A layer
-    with LoRA goes on from equal outputs, but not bit for bit: Keras saves it merged.
+    Give `fit` data in an order that depends only on the epoch (`shuffle=False`, or a dataset seeded
+    by the epoch), as the state of a generator that shuffles is not in a file of weights. A layer
+    with LoRA resumes with equal outputs, but not bit for bit: Keras saves it merged.
 
     Args:
-        backup_dir: The folder of the backups, for this run alone; it is made if it is missing.
-        delete_checkpoint: Whether the backups are deleted when `fit` ends. Default `True`.
+        backup_dir: The folder of the backups, for this run alone. It is made if it is missing.
+        delete_checkpoint: Whether the backups are deleted when `fit` ends. Default: `True`.
 
     Raises:
-        ValueError: If `backup_dir` is empty; when training begins, if the model is not built, or
+        ValueError: If `backup_dir` is empty. When training begins, if the model is not built, or
             no backup fits it.
 
     Example:
@@ -83,7 +83,7 @@ class BackupAndRestore(keras.callbacks.Callback):
                 continue
             if first is not None:
                 warnings.warn(
-                    f"A backup could not be read, and the one before it was taken: {path.name}. "
+                    f"A backup could not be read, and the one before it was loaded: {path.name}. "
                     f"The error was: {first}",
                     stacklevel=2,
                 )
@@ -93,7 +93,7 @@ class BackupAndRestore(keras.callbacks.Callback):
             raise first
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Lets a later `fit` of this model start where it is told."""
+        """Lets a later `fit` of this model start at its own `initial_epoch`."""
         compat.start_at_epoch(self.model, None)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -139,7 +139,7 @@ def _load(model: Any, path: pathlib.Path) -> None:
     variables = _seeds(model)
     with h5py.File(path) as file:
         seeds = [np.asarray(file[f"{_SEEDS}/{place}"]) for place in range(len(variables))]
-        # Another backend wrote those of its own.
+        # Another backend saved other generators.
         own = file.get(f"{_GENERATORS}/{keras.backend.backend()}", {})
         generators = [np.asarray(own[str(place)]) for place in range(len(own))]
     model.load_weights(path)

@@ -1,4 +1,4 @@
-"""Closes windows of gradient accumulation at the end of epochs."""
+"""Ends windows of gradient accumulation at the end of epochs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from keras_groupopt.base.unwrap import unwrap
 
 
 class FlushAccumulation(keras.callbacks.Callback):
-    """Does the optimizer step of a window that is open at the end of an epoch.
+    """Takes the optimizer step of a window that is open at the end of an epoch.
 
-    Without it such a window carries over into the next epoch, so that every step has the same
-    number of micro-batches. With it no gradient outlives its epoch, and the last step of an epoch
-    is the mean over the micro-batches that were left.
+    Without it the window goes on in the next epoch, and every step has the same number of
+    micro-batches. With it no gradient outlives its epoch, and the last step of an epoch is the mean
+    over the remaining micro-batches.
 
-    Put it before callbacks that save (`ModelCheckpoint`) or swap weights. Metrics of the epoch's
-    validation come from before the step.
+    Put it before callbacks that save (`ModelCheckpoint`) or swap weights. The validation of the
+    epoch runs before this step.
 
     Raises:
         TypeError: When training begins, if the optimizer has no `flush`.
@@ -43,5 +43,5 @@ class FlushAccumulation(keras.callbacks.Callback):
             )
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Does the step."""
+        """Takes the step."""
         unwrap(self.model.optimizer).flush()

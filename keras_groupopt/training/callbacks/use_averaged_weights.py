@@ -35,7 +35,7 @@ _Callback = keras.callbacks.Callback
 class UseAveragedWeights(keras.callbacks.Callback):
     """Validates, stops early and saves with the averages of the weights.
 
-    In `fit`, whatever the order of the callbacks:
+    In `fit`, in any order of the callbacks:
 
     | who | sees |
     | --- | --- |
@@ -45,27 +45,27 @@ class UseAveragedWeights(keras.callbacks.Callback):
     | `ModelCheckpoint` | the weights: a run resumes from the file, which has the averages too |
     | those passed as `callbacks` | the averages: `ModelCheckpoint` there writes an export |
 
-    In `evaluate` and `predict`, as one of their callbacks, it makes them use the averages. `fit`
-    ends with the weights, or with what `EarlyStopping(restore_best_weights=True)` restores.
+    As a callback of `evaluate` or `predict` it makes them use the averages. `fit` ends with the
+    weights, or with those that `EarlyStopping(restore_best_weights=True)` restores.
 
-    The weights come back bit for bit, after exceptions and Ctrl-C too: in `fit` before the
-    exception gets out. In `evaluate` and `predict` that holds for what their step raises; after an
-    exception in the data or in another callback they come back when the traceback is gone, or
-    with the next use of this object. Prefer `with kgo.averaged_weights(model):` there.
+    The weights come back bit for bit, also after exceptions and Ctrl-C. In `fit` they are back
+    before the exception leaves it. In `evaluate` and `predict` the same holds for exceptions in a
+    step. After an exception in the data or in another callback they are back once the traceback is
+    freed, or when this object is used again. Prefer `with kgo.averaged_weights(model):` there.
 
     Args:
-        callbacks: Callbacks of `fit` that see the averages wherever they act. To be left out of
-            `fit`'s own list.
-        batch_norm: Where the statistics of batch normalization beside the averages come from.
+        callbacks: Callbacks of `fit` that see the averages in all their hooks. Do not also pass
+            them to `fit`. Default: none.
+        batch_norm: The source of the statistics of batch normalization for the averages.
             `"average"`: they are averaged like the weights, once per epoch, and saved with the
-            optimizer's state. `"raw"`: from the weights. Or inputs, as for
-            `kgo.update_batch_norm`, to estimate them from before each validation; an iterable that
-            can be used once only will not do.
+            optimizer's state. `"raw"`: those of the weights. Or inputs, as for
+            `kgo.update_batch_norm`, to estimate them from before each validation; not an iterable
+            that can be used only once. Default: `"average"`.
 
     Raises:
-        TypeError: If a callback is none; when training begins, if the optimizer is no
-            `GroupedOptimizer`.
-        ValueError: If a callback must not see the averages, or `batch_norm` is unknown; when
+        TypeError: If an item of `callbacks` is not a callback. When training begins, if the
+            optimizer is not a `GroupedOptimizer`.
+        ValueError: If a callback must not see the averages, or `batch_norm` is unknown. When
             training begins, if the optimizer keeps no averages.
 
     Example:
@@ -98,18 +98,18 @@ class UseAveragedWeights(keras.callbacks.Callback):
         self._estimated_at: int | None = None
         self._swap = contextlib.ExitStack()
         for hook in _BATCH_HOOKS:
-            # Keras waits for every batch where a callback has such a hook.
+            # Keras waits for every batch if a callback has such a hook.
             if any(_acts(callback, hook) for callback in self.callbacks):
                 setattr(self, hook, functools.partial(self._forward, hook))
 
     def set_model(self, model: Any) -> None:
-        """Hands the model on."""
+        """Passes the model on."""
         super().set_model(model)
         for callback in self.callbacks:
             callback.set_model(model)
 
     def set_params(self, params: Any) -> None:
-        """Hands the parameters on."""
+        """Passes the parameters on."""
         super().set_params(params)
         for callback in self.callbacks:
             callback.set_params(params)
@@ -117,7 +117,7 @@ class UseAveragedWeights(keras.callbacks.Callback):
     # fit ----------------------------------------------------------------------------------------
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Checks the optimizer, and arranges who sees the averages."""
+        """Checks the optimizer, and lets validation see the averages."""
         self._swap.close()
         self._estimated_at = None
         model = self.model
@@ -128,16 +128,16 @@ class UseAveragedWeights(keras.callbacks.Callback):
         self._forward("on_train_begin", logs, swapped=False)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Hands on the begin of an epoch."""
+        """Passes the hook on."""
         self._forward("on_epoch_begin", epoch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Averages statistics, and hands on the end of an epoch."""
+        """Averages statistics, and passes the hook on."""
         self._move_statistics()
         self._forward("on_epoch_end", epoch, logs)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Undoes what was arranged, and hands on the end of training."""
+        """Lets `evaluate` see the weights again, and passes the hook on."""
         _remove_own_evaluate(self.model)
         self._forward("on_train_end", logs, swapped=False)
 
@@ -167,7 +167,7 @@ class UseAveragedWeights(keras.callbacks.Callback):
         model.evaluate = evaluate
 
     def _move_statistics(self, start: bool = False) -> None:
-        """Brings the averages of statistics up to the averages of the weights."""
+        """Moves the averages of statistics as far as those of the weights."""
         model = self.model
         optimizer, averages = averages_of(model, "UseAveragedWeights")
         if isinstance(self.batch_norm, str) and self.batch_norm == "raw":
@@ -188,7 +188,7 @@ class UseAveragedWeights(keras.callbacks.Callback):
     # evaluate and predict -----------------------------------------------------------------------
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Puts the averages in, where `evaluate` is called by itself."""
+        """Puts the averages in, if `evaluate` is not called by `fit`."""
         self._enter("test_function")
         self._forward("on_test_begin", logs)
 
@@ -244,7 +244,7 @@ class UseAveragedWeights(keras.callbacks.Callback):
 
 
 class _SeesAverages(keras.callbacks.Callback):
-    """Stands for a callback that sees the averages at the end of epochs."""
+    """Stands for a callback, and lets it see the averages at the end of epochs."""
 
     def __init__(self, callback: keras.callbacks.Callback) -> None:
         super().__init__()
@@ -254,7 +254,7 @@ class _SeesAverages(keras.callbacks.Callback):
         self._callback = callback
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Lets it see the averages."""
+        """Passes the hook on with the averages in the model."""
         with averaged_weights(self._callback.model):
             self._callback.on_epoch_end(epoch, logs)
 
@@ -268,13 +268,13 @@ def _restores_what_was_validated(callback: Any) -> bool:
 
 
 def _remove_own_evaluate(model: Any) -> None:
-    """Removes what a `fit` put in the place of `evaluate`; one that failed could not."""
+    """Removes the `evaluate` of an earlier `fit`. A `fit` that failed could not remove it."""
     if hasattr(vars(model).get("evaluate"), "of_averages"):
         del model.evaluate
 
 
 def _acts(callback: Any, hook: str) -> bool:
-    """Whether a callback does anything in a hook."""
+    """Returns whether a callback does anything in a hook."""
     if hook in _BATCH_HOOKS and getattr(callback, "save_freq", None) == "epoch":
         return False
     return getattr(getattr(callback, hook), "__func__", None) is not getattr(_Callback, hook)

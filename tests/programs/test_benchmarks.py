@@ -184,32 +184,29 @@ def test_training_step_times_each_rule_through_fit_and_measures_peak_memory(new_
     }
 
 
-def test_a_ratio_is_taken_round_by_round_and_averaged_over_builds(script):
+@pytest.mark.once
+def test_a_ratio_is_taken_round_by_round_and_a_spread_is_that_of_all_rounds(script):
+    measuring = script("measuring")
     # In the second round the machine was ten times slower, for both.
-    found = script("measuring").ratio(
+    found = measuring.ratio(
         [[2.0, 20.0, 2.0], [8.0, 8.0, 80.0]], [[1.0, 10.0, 1.0], [1.0, 1.0, 10.0]]
     )
     assert found["of_builds"] == [2.0, 8.0]
     assert found["ratio"] == pytest.approx(math.sqrt(2.0 * 8.0))
     assert (found["quartile_1"], found["quartile_3"]) == (2.0, 8.0)
     assert found["of_minima"] == 2.0
-
-
-def test_a_spread_is_that_of_all_rounds(script):
-    found = script("measuring").spread([[5.0, 1.0, 2.0], [4.0, 3.0]])
-    assert found == {"median": 3.0, "quartile_1": 2.0, "quartile_3": 4.0, "minimum": 1.0}
-
-
-def test_a_step_may_say_which_part_of_it_counts(script):
-    times = script("measuring").in_turn({"part": lambda: (3.0, 2.0)}, 2)
+    names = ("median", "quartile_1", "quartile_3", "minimum")
+    for rounds, expected in (
+        ([[5.0, 1.0, 2.0], [4.0, 3.0]], (3.0, 2.0, 4.0, 1.0)),
+        ([[2.0]], (2.0,) * 4),
+    ):
+        assert measuring.spread(rounds) == dict(zip(names, expected, strict=True))
+    # A step may say which part of it counts.
+    times = measuring.in_turn({"part": lambda: (3.0, 2.0)}, 2)
     assert times == {"part": {"wall": [3.0, 3.0], "cpu": [2.0, 2.0]}}
 
 
-def test_one_round_has_a_spread(script):
-    found = script("measuring").spread([[2.0]])
-    assert found == {"median": 2.0, "quartile_1": 2.0, "quartile_3": 2.0, "minimum": 2.0}
-
-
+@pytest.mark.once
 def test_steps_take_turns_and_the_wall_clock_sees_a_wait_that_cpu_time_does_not(script):
     calls = []
     steps = {"short": lambda: calls.append("short"), "long": lambda: time.sleep(0.02)}
@@ -220,6 +217,7 @@ def test_steps_take_turns_and_the_wall_clock_sees_a_wait_that_cpu_time_does_not(
     assert min(times["long"]["cpu"]) < 20.0
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("arguments", [("--rounds", "0"), ("--builds", "0"), ("--steps", "0")])
 def test_step_time_refuses_to_measure_nothing(arguments, script, capsys):
     with pytest.raises(SystemExit):

@@ -258,6 +258,7 @@ def test_the_picture_of_minima_shows_the_losses_that_are_printed(new_process, tm
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("fold", [0, 1])
 def test_settings_are_tried_on_a_third_of_the_training_images(monkeypatch, fold):
     monkeypatch.syspath_prepend(str(EXAMPLES))
@@ -270,6 +271,7 @@ def test_settings_are_tried_on_a_third_of_the_training_images(monkeypatch, fold)
     assert np.bincount(held_out_labels).tolist() == [10] * 10
 
 
+@pytest.mark.once
 def test_the_setting_with_the_lowest_mean_validation_loss_is_chosen(monkeypatch):
     monkeypatch.syspath_prepend(str(EXAMPLES))
     from _common import Method, Task, choose

@@ -331,6 +331,7 @@ def curve(*losses: float) -> Any:
     return finder_result.RateCurve(rates, losses, losses, 1.0, False)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("losses", "expected"),
     [
@@ -351,6 +352,7 @@ def test_a_suggestion_is_a_tenth_of_the_rate_with_the_lowest_loss(losses, expect
 # Errors ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

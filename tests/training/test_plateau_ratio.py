@@ -113,6 +113,7 @@ def test_a_model_without_input_shape_is_lowered_too():
     assert float(model.optimizer.learning_rate_ratios["default"]) == 0.5
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [

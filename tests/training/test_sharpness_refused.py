@@ -211,6 +211,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(("call", "error", "text"), REFUSED)
 def test_what_cannot_work_is_refused(call, error, text):
     with pytest.raises(error, match=pattern(text)):

@@ -303,6 +303,28 @@ def test_a_file_without_anchors_is_at_most_2_percent_larger_than_plain_adams(tmp
     assert sizes[1] <= 1.02 * sizes[0]
 
 
+# Weights without the optimizer's state ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ending", [".keras", ".weights.h5"])
+def test_weights_alone_leave_step_moments_and_rates_as_they_are(ending, tmp_path):
+    source = train(compiled(learning_rate=0.25))
+    path = save(source, tmp_path / f"model{ending}")
+    model = train(compiled(seed=2), 1)
+    before = state_of(model.optimizer)
+    kgo.load_weights(model, path, optimizer=False)
+    np.testing.assert_equal(model.get_weights(), source.get_weights())
+    np.testing.assert_equal(state_of(model.optimizer), before)
+
+
+def test_weights_alone_are_the_anchors_of_a_run_that_has_not_begun(tmp_path):
+    model = compiled(seed=2, build=True)
+    path = save(train(compiled()), tmp_path / "model.weights.h5")
+    kgo.load_weights(model, path, optimizer=False)
+    assert float(model.optimizer.anchor_drift()["backbone"]) == 0.0
+    assert int(model.optimizer.iterations.numpy()) == 0
+
+
 # Anchors that were given --------------------------------------------------------------------------
 
 

@@ -221,6 +221,7 @@ def test_hidden_matrices_are_those_of_muon(build, options, expected):
     assert set(routes.values()) == {"muon", "adamw"}
 
 
+@pytest.mark.every_backend
 def test_each_rule_keeps_the_state_that_is_its_own():
     inputs = keras.Input((6,), dtype="int32")
     x = layers.Embedding(10, 8, name="embedding")(inputs)

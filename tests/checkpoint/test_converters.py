@@ -276,7 +276,7 @@ def test_moments_and_step_of_torch_go_to_their_paths(named):
 
 
 @pytest.mark.parametrize("given", [{"model": {}, "optimizer": {}}, [], None])
-def test_a_whole_checkpoint_of_torch_is_told_from_its_optimizers_entry(given):
+def test_a_whole_checkpoint_of_torch_is_refused_in_place_of_its_optimizers_entry(given):
     _, optimizer = dense()
     with pytest.raises(ValueError, match="Of a checkpoint pass the optimizer's entry"):
         kgo.load_torch_state(optimizer, given, PATHS)
@@ -365,7 +365,7 @@ def test_torch_state_that_has_no_place_is_listed_and_nothing_is_loaded(case):
     assert not slot(optimizer, "momentums", 1).any()
 
 
-def test_other_variables_keep_their_state_where_that_is_said():
+def test_other_variables_keep_their_state_if_the_load_is_not_strict():
     _, optimizer = dense()
     kgo.load_torch_state(optimizer, torch_state((2, 3), (2,)), ["head/kernel", None], strict=False)
     assert slot(optimizer, "momentums", 2).any()

@@ -283,7 +283,7 @@ def test_what_is_switched_on_or_off_leaves_the_rest_as_it_was(switch, on, build,
     ],
     ids=["a closed window", "an open window", "averages"],
 )
-def test_what_is_left_out_is_told(options, steps, text, caplog):
+def test_state_that_is_left_out_is_logged(options, steps, text, caplog):
     source, model = train(compiled(**options), steps), compiled(seed=2, build=True)
     with caplog.at_level(logging.WARNING):
         model.optimizer.load_state_dict(source.optimizer.state_dict())

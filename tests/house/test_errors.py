@@ -179,6 +179,8 @@ def test_whole_numbers_and_numpy_scalars_are_numbers(number):
         [group], learning_rate=number, weight_decay=number, global_clipnorm=number
     )
     assert float(optimizer.learning_rate) == 1.0
+    optimizer.learning_rate = 2 * number
+    assert float(optimizer.learning_rate) == 2.0
     for value in (group.learning_rate_ratio, group.weight_decay, group.clipnorm):
         assert type(value) is float
         assert value == 1.0

@@ -299,7 +299,7 @@ def test_weights_that_no_layer_of_the_graph_owns_have_the_smallest_ratio():
     assert found["stray"] == found["tokens/class_token"] == 0.125
 
 
-def test_the_head_can_be_said():
+def test_the_head_can_be_given():
     model = models.vgg(2)
     pairs = kgo.recipes.layerwise_decay(model, 0.5, head="fc2")
     assert levels(pairs, model) == ["conv_0", "conv_1", "fc1", "fc2"]

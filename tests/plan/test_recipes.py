@@ -317,7 +317,7 @@ def go_on(model):
     ],
     ids=str,
 )
-def test_stages_begin_where_they_are_said_to(parts, steps, starts):
+def test_stages_begin_at_their_steps(parts, steps, starts):
     pairs = recipes.gradual_unfreezing(parts, steps)
     assert [schedule.step for _, schedule in pairs] == starts
     model = models.chain("a b c")
@@ -377,7 +377,7 @@ def test_the_second_factor_of_lora_has_the_greater_rate(freeze_rest):
     assert moved["dense/kernel"] == moved["embedding/embeddings"] == 0
 
 
-def test_a_model_without_lora_is_told_how_to_get_it():
+def test_the_error_for_a_model_without_lora_says_how_to_get_it():
     with pytest.raises(ValueError, match=r"enable_lora\(rank\).*such as .*fc1"):
         recipes.lora(models.vgg(1))
 

@@ -361,7 +361,7 @@ def test_a_picture_opens_no_window_and_goes_into_any_file(monkeypatch):
     assert b"<svg" in file.getvalue()
 
 
-def test_without_matplotlib_it_is_said_how_to_get_it(monkeypatch):
+def test_without_matplotlib_the_error_says_how_to_get_it(monkeypatch):
     for name in ("matplotlib", "matplotlib.figure", "matplotlib.ticker"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=r"pip install keras-groupopt\[plots\]"):

@@ -124,7 +124,7 @@ def test_each_method_of_the_sharpness_example_is_the_one_before_and_one_thing_mo
 
 
 @pytest.mark.backends("tensorflow", reason="each example runs on one backend")
-def test_the_transformer_is_trained_by_rules_and_rates_that_are_said_apart(new_process, tmp_path):
+def test_the_transformer_example_trains_with_each_method(new_process, tmp_path):
     few = ("--seeds", "1", "--epochs", "1", "--steps", "2", "--runs", str(tmp_path))
     example = EXAMPLES / "train_transformer_muon.py"
     printed = new_process(example, *few, env={"COLUMNS": "120"})

@@ -335,7 +335,7 @@ def test_the_end_of_a_schedule_is_the_step_after_which_its_value_stays(schedule,
         assert abs(float(schedule(end - 2)) - after[0]) > 1e-9
 
 
-def test_a_schedule_of_a_users_own_has_no_known_end():
+def test_a_custom_schedule_has_no_known_end():
     class CosineDecay(keras.optimizers.schedules.LearningRateSchedule):
         def __call__(self, step):
             return step

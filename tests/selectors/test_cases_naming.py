@@ -46,7 +46,7 @@ def test_a_layer_frozen_later_is_left_alone_once_the_model_is_compiled_again(wit
     assert weights(model) == {"a/kernel": -2.0, "b/kernel": -3.0}
 
 
-def test_a_layer_frozen_later_without_compile_is_left_alone_or_said():
+def test_a_layer_frozen_later_without_compile_is_left_alone_or_a_warning_names_it():
     model = towers("a", "b")
     train(model, sgd(model, {"a": "a"}))
     model.get_layer("a").trainable = False
@@ -64,7 +64,7 @@ def test_a_layer_frozen_later_without_compile_is_left_alone_or_said():
 
 
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
-def test_a_model_frozen_as_a_whole_and_compiled_again_is_not_said_to_have_changed():
+def test_a_model_frozen_as_a_whole_and_compiled_again_raises_no_warning():
     model = towers("a", "b")
     train(model, sgd(model))
     model.trainable = False

@@ -54,7 +54,7 @@ def test_names_by_hand_stay_as_they_are():
     assert describe_variables(kernels).paths == ("net/stage_2/kernel", "net/dense_0/kernel")
 
 
-def test_the_layers_of_a_class_of_ones_own_are_counted_too():
+def test_the_layers_of_a_custom_class_are_counted_too():
     class Whirl(layers.Dense):
         pass
 

@@ -303,7 +303,7 @@ def model_with_weights_set_after_build() -> keras.Model:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Keras makes NumPy 2 warn
-def test_weights_loaded_after_build_are_told_from_their_anchors():
+def test_weights_loaded_after_build_that_differ_from_their_anchors_raise_a_warning():
     model = model_with_weights_set_after_build()
     logger = kgo.GroupLogger()
     logger.set_model(model)

@@ -242,7 +242,7 @@ def test_what_is_found_does_not_depend_on_the_declared_base():
     assert 0.01 < found[0] < 4.0
 
 
-def test_that_a_schedule_is_short_is_said_of_the_run_and_not_of_the_sweep(recwarn):
+def test_a_run_warns_of_a_short_schedule_and_a_sweep_does_not(recwarn):
     model = compiled(learning_rate=kgo.schedules.Linear(0.01, total_steps=2))
     short().find(model, X, Y, **DATA)
     assert not [w for w in recwarn if "is made for" in str(w.message)]

@@ -730,7 +730,7 @@ def test_a_plain_optimizer_will_do(name):
     models.assert_equal(*pair, rtol=1e-5, atol=1e-6)
 
 
-def test_a_loop_of_ones_own_gets_its_gradients_from_the_model():
+def test_a_custom_loop_gets_its_gradients_from_the_model():
     model = kgo.sharpness_aware(weights_model(a=3.0, b=4.0), kgo.SAM(0.5))
     model.compile(optimizer=sgd(model))
     x = np.ones((1, 1), "float32")

@@ -225,7 +225,7 @@ class OwnStep(kgo.SharpnessAware, keras.Sequential):
         return keras.Sequential.train_step(self, *args)
 
 
-def test_a_training_step_that_leaves_the_rule_out_is_told_of():
+def test_a_training_step_that_leaves_the_rule_out_gets_a_warning():
     """SAM-13."""
     model = OwnStep([keras.Input((4,)), keras.layers.Dense(2)], gradient_rule=kgo.SAM(0.1))
     model.compile(optimizer=sgd(model, 0.1), loss="mse")
@@ -234,7 +234,7 @@ def test_a_training_step_that_leaves_the_rule_out_is_told_of():
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
-def test_where_nothing_is_trained_the_training_step_is_not_blamed(epochs):
+def test_a_fit_that_trains_nothing_raises_no_such_warning(epochs):
     model = kgo.sharpness_aware(weights_model(a=3.0), kgo.SAM(0.1))
     model.trainable = epochs == 0
     model.compile(optimizer="sgd", loss=half_square)

@@ -71,7 +71,11 @@ SET: dict[str, tuple[Callable[[], Any], list[float]]] = {
 }
 
 
-@pytest.mark.parametrize("callback", SET)
+@pytest.mark.parametrize(
+    ("policy", "callback"),
+    [("float32", "by epoch"), ("mixed_float16", "by rate"), ("mixed_float16", "plateau")],
+    indirect=["policy"],
+)
 def test_a_callback_sets_the_base_and_ratios_hold(policy, callback):
     make, expected = SET[callback]
     model = rate_meter.compiled(learning_rate=0.5)
@@ -237,7 +241,11 @@ def test_group_logger_gives_an_optimizer_without_a_model_the_real_names():
         rate_meter.fit(model, callbacks=[kgo.GroupLogger()])
 
 
-@pytest.mark.parametrize("logger_at_first", [True, False])
+@pytest.mark.parametrize(
+    ("policy", "logger_at_first"),
+    [("float32", True), ("mixed_float16", False)],
+    indirect=["policy"],
+)
 def test_trainable_changed_after_a_fit_must_be_compiled(policy, logger_at_first):
     model = rate_meter.compiled()
     callbacks = [kgo.GroupLogger()]
@@ -268,7 +276,9 @@ def test_trainable_changed_before_the_first_fit_is_fine():
     assert rates.by_group == {"head": [0.5], "backbone": [0.0]}
 
 
-@pytest.mark.parametrize("from_file", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "from_file"), [("float32", True), ("mixed_float16", False)], indirect=["policy"]
+)
 def test_a_variable_unknown_to_the_optimizer_is_refused_before_any_step(
     policy, from_file, tmp_path
 ):
@@ -350,7 +360,9 @@ class Interruption(keras.callbacks.Callback):
         self.epoch = epoch
 
 
-@pytest.mark.parametrize("ours", ["last", "first"])
+@pytest.mark.parametrize(
+    ("policy", "ours"), [("float32", "last"), ("mixed_float16", "first")], indirect=["policy"]
+)
 def test_a_run_goes_on_from_the_files_of_keras_callbacks(policy, ours, tmp_path):
     """With rates that a callback sets, and with averages in use where the files are written."""
 

@@ -10,10 +10,18 @@ import resumed_runs
 from automatic_names import continued, report, train
 
 PROGRAM = """
-import json
+import json, sys
+import keras, numpy, keras_groupopt
 import automatic_names, resumed_runs
 automatic_names.shift_names()
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="head")])
+optimizer = keras_groupopt.GroupedOptimizer(model=model, rule="adagrad")
+optimizer.build(model.trainable_variables)
+state = {0: {"sum": numpy.ones((2, 3))}, 1: {"sum": numpy.ones(2)}}
+state = {"state": state, "param_groups": [{"params": [0, 1]}]}
+keras_groupopt.load_torch_state(optimizer, state, ["head/kernel", "head/bias"])
 print(json.dumps({
+    "imports torch": "torch" in sys.modules,
     "made": [automatic_names.report(automatic_names.train(flag)) for flag in (True, False)],
     "continued": [automatic_names.continued(name) for name in ("run.keras", "run.weights.h5")],
     "resumed": resumed_runs.all_gone_on("."),
@@ -109,3 +117,8 @@ def test_a_run_stopped_in_the_middle_of_a_window_goes_on_bit_for_bit(here, there
         slots = {name.rpartition("/")[2] for name in described}
         assert {"momentums", "velocities", "@anchor", "@average", "@accumulator"} <= slots
         assert {"@iterations", "@averages_made", "@micro_batches", "@ema_momentum"} <= slots
+
+
+@pytest.mark.backends("jax", "tensorflow", reason="Keras itself imports torch there")
+def test_nothing_of_torch_is_imported_to_read_its_state(there):
+    assert there["imports torch"] is False

@@ -428,18 +428,3 @@ def test_training_that_began_in_torch_goes_on_here(case):
     model.fit(x.transpose(0, 2, 1), y, batch_size=5, epochs=3, shuffle=False, verbose=0)
     train_torch(3)
     models.assert_equal(model.get_weights(), as_keras(), rtol=2e-5, atol=2e-6)
-
-
-@pytest.mark.backends("jax", "tensorflow", reason="Keras itself imports torch there")
-def test_nothing_of_torch_is_imported_to_read_its_state(new_process):
-    code = (
-        "import sys, numpy as np, keras, keras_groupopt as kgo\n"
-        "model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name='head')])\n"
-        "optimizer = kgo.GroupedOptimizer(model=model, rule='adagrad')\n"
-        "optimizer.build(model.trainable_variables)\n"
-        "state = {0: {'sum': np.ones((2, 3))}, 1: {'sum': np.ones(2)}}\n"
-        "kgo.load_torch_state(optimizer, {'state': state, 'param_groups': [{'params': [0, 1]}]},\n"
-        "                     ['head/kernel', 'head/bias'])\n"
-        "print('torch' in sys.modules)\n"
-    )
-    assert new_process(code).split() == ["False"]

@@ -312,7 +312,7 @@ WRONG: list[tuple[Any, Any, str]] = [
     (torch_state(*SHAPES), ["head/kernel", None], "head/bias: no parameter is mapped to it"),
     (torch_state(*SHAPES, max_exp_avg_sq=1.0), PATHS, "kernel: max_exp_avg_sq has no slot in adam"),
     (torch_state(*SHAPES, exp_avg_sq=None), PATHS, "head/kernel: no state for velocities of adam"),
-    (torch_state(*SHAPES), {"fc.weight": "head/kernel"}, "without `param_names`"),
+    (torch_state(*SHAPES), {"fc.weight": "head/kernel"}, "no `param_names`"),
     (
         torch_state(*SHAPES, **NAMED),
         {"fc.weight": "head/kernel", "fc.bia": "head/bias"},

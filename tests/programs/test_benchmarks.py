@@ -40,6 +40,8 @@ CASES = {"basic", "no_clip", "no_decay", "anchors", "ema", "micro_step", "checke
 def script(monkeypatch) -> Callable[[str], ModuleType]:
     """Imports one of the benchmark's own modules, as its script does."""
     monkeypatch.syspath_prepend(str(FOLDER))
+    # Tests have a module of this name too.
+    monkeypatch.delitem(sys.modules, "models", raising=False)
     return importlib.import_module
 
 

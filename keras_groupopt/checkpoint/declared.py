@@ -51,7 +51,7 @@ def scalars_to_keep(saved: Mapping[str, Any], now: Mapping[str, Any]) -> set[str
     """
     kept = set()
     for key, value in now.items():
-        if key in saved and saved[key] == value:
+        if key in saved and _registered(saved[key]) == _registered(value):
             continue
         kept.add(key)
         if key in saved:
@@ -62,3 +62,13 @@ def scalars_to_keep(saved: Mapping[str, Any], now: Mapping[str, Any]) -> set[str
                 value,
             )
     return kept
+
+
+def _registered(declared: Any) -> Any:
+    """Returns a declaration without the modules of what is registered, which may have moved."""
+    if isinstance(declared, list):
+        return [_registered(item) for item in declared]
+    if not isinstance(declared, dict):
+        return declared
+    named = declared.get("registered_name")
+    return {k: _registered(v) for k, v in declared.items() if not (named and k == "module")}

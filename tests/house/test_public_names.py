@@ -234,10 +234,6 @@ def states(said: str, default: Any) -> bool:
     )
 
 
-# Docstrings that do not state all defaults yet.
-UNSTATED = {"GroupLogger", "UseAveragedWeights", "update_batch_norm"}
-
-
 @pytest.mark.parametrize(("name", "member"), list(callables()))
 def test_an_optional_argument_states_its_default(name, member):
     said = entries(member.__doc__)
@@ -247,4 +243,4 @@ def test_an_optional_argument_states_its_default(name, member):
         if parameter.default is not parameter.empty
         and not states(said.get(argument, ""), parameter.default)
     ]
-    assert missing == [] or name in UNSTATED
+    assert missing == []

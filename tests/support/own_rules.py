@@ -25,7 +25,24 @@ import keras_groupopt as kgo
 
 NAN, INF = math.nan, math.inf
 FRACTION, AMOUNT, POSITIVE = [-0.1, 1.0, NAN, "0.9", None], [-0.1, INF, NAN, "0"], [0.0, -1.0, INF]
-SWITCH = [1, "yes", None]
+SWITCH, NUMBER = [1, "yes", None], [NAN, INF, "3"]
+# Values that an argument of a rule refuses; an argument means the same in each rule.
+BAD: dict[str, list[Any]] = {
+    **dict.fromkeys(("beta_1", "beta_2", "beta_3", "momentum"), FRACTION),
+    **dict.fromkeys(("epsilon", "epsilon_1", "epsilon_2", "r"), AMOUNT),
+    **dict.fromkeys(("weight_lr_power", "momentum_decay", "weight_decay"), AMOUNT),
+    **dict.fromkeys(("clip_threshold", "relative_limit", "trust_coefficient"), POSITIVE),
+    **dict.fromkeys(("rms_rate", "clipnorm", "global_clipnorm", "clipvalue"), POSITIVE),
+    **dict.fromkeys(("rectify", "amsgrad", "nesterov", "no_prox"), SWITCH),
+    **dict.fromkeys(("relative_step", "scale_parameter"), SWITCH),
+    **dict.fromkeys(("muon_a", "muon_b", "muon_c"), NUMBER),
+    "beta_2_decay": [0.0, 0.8, -INF, NAN, None],
+    "learning_rate": [-0.1, NAN, INF],
+    "ns_steps": [0, 1.5, None],
+    "slow_step_size": [-0.1, 1.5, NAN],
+    "sync_period": [0, -1, 2.5, True, None],
+    "warmup_steps": [-1, 0.5],
+}
 
 
 def lookahead(rule: Any = "radam", **arguments: Any) -> Rule:
@@ -80,16 +97,6 @@ OWN_ROWS: dict[str, RuleRow] = {
         },
         rate=0.1,
         changed={"scale_parameter": False, "relative_limit": 0.5, "beta_2_decay": -0.5},
-        scalars=("beta_2_decay", "epsilon_1", "epsilon_2", "clip_threshold", "relative_limit"),
-        bad={
-            "beta_2_decay": [0.0, 0.8, -INF, NAN, None],
-            "epsilon_1": AMOUNT,
-            "epsilon_2": AMOUNT,
-            "clip_threshold": POSITIVE,
-            "relative_limit": POSITIVE,
-            "relative_step": SWITCH,
-            "scale_parameter": SWITCH,
-        },
     ),
     "radam": RuleRow(
         kgo.RAdam,
@@ -117,8 +124,6 @@ OWN_ROWS: dict[str, RuleRow] = {
             ),
         },
         changed={"beta_2": 0.95},
-        scalars=("beta_1", "beta_2", "epsilon"),
-        bad={"beta_1": FRACTION, "beta_2": FRACTION, "epsilon": AMOUNT},
     ),
     "adan": RuleRow(
         kgo.Adan,
@@ -143,14 +148,6 @@ OWN_ROWS: dict[str, RuleRow] = {
             ),
         },
         changed={"beta_1": 0.9, "beta_2": 0.8, "beta_3": 0.95, "no_prox": True},
-        scalars=("beta_1", "beta_2", "beta_3", "epsilon"),
-        bad={
-            "beta_1": FRACTION,
-            "beta_2": FRACTION,
-            "beta_3": FRACTION,
-            "epsilon": AMOUNT,
-            "no_prox": SWITCH,
-        },
     ),
     "lars": RuleRow(
         kgo.LARS,
@@ -165,13 +162,6 @@ OWN_ROWS: dict[str, RuleRow] = {
         },
         rate=1.0,
         changed={"momentum": 0.8, "trust_coefficient": 0.02, "epsilon": 1e-3, "nesterov": True},
-        scalars=("momentum", "trust_coefficient", "epsilon"),
-        bad={
-            "momentum": FRACTION,
-            "trust_coefficient": POSITIVE,
-            "epsilon": AMOUNT,
-            "nesterov": SWITCH,
-        },
     ),
     "adabelief": RuleRow(
         kgo.AdaBelief,
@@ -194,14 +184,6 @@ OWN_ROWS: dict[str, RuleRow] = {
             ),
         },
         changed={"beta_1": 0.8, "beta_2": 0.95, "epsilon": 1e-8, "amsgrad": True},
-        scalars=("beta_1", "beta_2", "epsilon"),
-        bad={
-            "beta_1": FRACTION,
-            "beta_2": FRACTION,
-            "epsilon": AMOUNT,
-            "rectify": SWITCH,
-            "amsgrad": SWITCH,
-        },
     ),
     "nadamw": RuleRow(
         kgo.NAdamW,
@@ -220,8 +202,6 @@ OWN_ROWS: dict[str, RuleRow] = {
             ),
         },
         changed={"beta_2": 0.95, "momentum_decay": 0.1, "weight_decay": 0.01},
-        scalars=("beta_1", "beta_2", "epsilon", "momentum_decay"),
-        bad={"beta_1": FRACTION, "beta_2": FRACTION, "epsilon": AMOUNT, "momentum_decay": AMOUNT},
     ),
     "lookahead": RuleRow(
         kgo.Lookahead,
@@ -243,8 +223,6 @@ OWN_ROWS: dict[str, RuleRow] = {
         },
         rate=0.05,
         changed={"rule": kgo.rule("adam", beta_1=0.8), "sync_period": 3},
-        scalars=("slow_step_size",),
-        bad={"sync_period": [0, -1, 2.5, True, None], "slow_step_size": [-0.1, 1.5, NAN]},
     ),
     "muon": RuleRow(
         kgo.Muon,
@@ -269,15 +247,6 @@ OWN_ROWS: dict[str, RuleRow] = {
         },
         rate=0.05,
         changed={"momentum": 0.8, "ns_steps": 3, "rms_rate": None, "nesterov": False},
-        scalars=("momentum", "muon_a", "muon_b", "muon_c", "epsilon"),
-        bad={
-            "momentum": FRACTION,
-            "nesterov": SWITCH,
-            "ns_steps": [0, 1.5, None],
-            "muon_a": [NAN, INF, "3"],
-            "rms_rate": POSITIVE,
-            "epsilon": AMOUNT,
-        },
     ),
     "schedulefreeadamw": RuleRow(
         kgo.ScheduleFreeAdamW,
@@ -295,14 +264,5 @@ OWN_ROWS: dict[str, RuleRow] = {
             ),
         },
         changed={"beta_1": 0.8, "warmup_steps": 4, "r": 0.5},
-        scalars=("beta_1", "beta_2", "epsilon", "r", "weight_lr_power"),
-        bad={
-            "beta_1": FRACTION,
-            "beta_2": FRACTION,
-            "epsilon": AMOUNT,
-            "warmup_steps": [-1, 0.5],
-            "r": AMOUNT,
-            "weight_lr_power": AMOUNT,
-        },
     ),
 }

@@ -63,8 +63,6 @@ class RuleRow:
             all shapes. Default: no.
         rate: A rate at which a rule of this package learns a small task. Default: 0.02.
         changed: Arguments of a rule of this package that are not its defaults. Default: none.
-        scalars: Arguments of it that a schedule may drive. Default: none.
-        bad: Values that it refuses, by argument. Default: none.
     """
 
     cls: type
@@ -82,8 +80,6 @@ class RuleRow:
     only_matrices: bool = False
     rate: float = 0.02
     changed: Arguments = dataclasses.field(default_factory=dict)
-    scalars: Sequence[str] = ()
-    bad: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict)
 
     def rule(self, name: str, **arguments: Any) -> Any:
         """Returns the rule under its name, or as the class that has no name of its own."""

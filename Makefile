@@ -105,7 +105,8 @@ CHECKS := suite-tensorflow suite-jax suite-torch programs-tensorflow lowest once
 DAILY := once step-and-rules types lint
 test_on = KERAS_BACKEND=$(1) $(quiet_backends) $(jax_cache) $(test_python) -m pytest -p no:cacheprovider
 # JAX compiles each program once, for all checks together.
-jax_cache := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/jax JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0.1
+jax_cache := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/jax \
+	JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 # $(call check,NAME,COMMAND)
 define check
 	@mkdir -p $(logs)

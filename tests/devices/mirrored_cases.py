@@ -132,7 +132,9 @@ def test_callbacks_see_and_do_the_same_on_two_devices(strategy):
     assert apart(two) == []
 
 
-@pytest.mark.parametrize("name", ["the whole", "own clipping in groups", "an embedding"])
+@pytest.mark.parametrize(
+    "name", ["the whole", "clipping in groups, and averages of Keras", "an embedding"]
+)
 def test_what_is_measured_on_two_devices_is_that_of_one(strategy, name):
     logs = []
     for model in both(ROWS[name], strategy):

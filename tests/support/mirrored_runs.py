@@ -114,10 +114,10 @@ def scaled_by_keras(optimizer: Any) -> Any:
     return keras.optimizers.LossScaleOptimizer(optimizer, 2.0**7, dynamic_growth_steps=3)
 
 
-# Options of the optimizer; beside them `model`, `wrap`, `eager`, `rule_of_gradients`, and `broken`:
-# a micro-batch with a NaN that only the second replica sees.
+# Options of the optimizer; beside them `model`, `wrap`, `eager`, `jit_compile`,
+# `rule_of_gradients`, and `broken`: a micro-batch with a NaN that only the second replica sees.
 ROWS: dict[str, dict[str, Any]] = {
-    "the whole": WHOLE,
+    "the whole": WHOLE | {"jit_compile": "auto"},
     "the whole, eager": WHOLE | {"eager": True, "broken": 2},
     **rows_of_rules(),
     "ratios, and a schedule in a rule": {
@@ -126,17 +126,23 @@ ROWS: dict[str, dict[str, Any]] = {
         "weight_decay": 0.1,
         "global_clipnorm": 0.3,
     },
-    "own clipping in groups": {
+    "clipping in groups, and averages of Keras": {
         "groups": [
             kgo.Group("a", "a", clipnorm=0.1),
             kgo.Group("b", "b", global_clipnorm=0.2),
             kgo.Group("c", "c", clipvalue=0.01),
         ],
         "global_clipnorm": 0.25,
+        "use_ema": True,
+        "ema_momentum": 0.5,
+        "ema_overwrite_frequency": 2,
     },
-    "averages of Keras": {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
-    "equal averages": {"ema": kgo.SWA(start=2, every=2), "learning_rate": CURVE},
-    "a skipped step": {"broken": 2, "global_clipnorm": 0.5},
+    "a skipped step, and equal averages": {
+        "broken": 2,
+        "global_clipnorm": 0.5,
+        "ema": kgo.SWA(start=2, every=2),
+        "learning_rate": CURVE,
+    },
     "a dropped micro-batch": {"broken": 2, "gradient_accumulation_steps": 2},
     "an embedding": {
         "model": embedded,
@@ -176,18 +182,16 @@ MICRO_BATCHES, SIZE = 9, 8
 def make(row: dict[str, Any]) -> keras.Model:
     """Makes the model of a row, compiled, under the present scope."""
     options = {"rule": "adam", "learning_rate": 0.02, **row}
-    build, wrap, eager = (
-        options.pop("model", dense),
-        options.pop("wrap", None),
-        options.pop("eager", False),
-    )
+    build, wrap = options.pop("model", dense), options.pop("wrap", None)
+    how = {"run_eagerly": options.pop("eager", False)}
+    how["jit_compile"] = options.pop("jit_compile", False)
     options.pop("broken", None)
     make_rule = options.pop("rule_of_gradients", None)
     keras.utils.set_random_seed(1)
     model = build() if make_rule is None else kgo.sharpness_aware(build(), make_rule())
     optimizer = kgo.GroupedOptimizer(model=model, **options)
     optimizer = optimizer if wrap is None else wrap(optimizer)
-    model.compile(optimizer=optimizer, loss="mse", run_eagerly=eager)
+    model.compile(optimizer=optimizer, loss="mse", **how)
     return model
 
 

@@ -141,7 +141,7 @@ def test_the_report_replaces_its_section_and_nothing_else(measured, new_process,
     assert "old" not in text
     assert "(results/performance.svg)" in text
     assert "ours" in picture
-    assert "## All that was timed" in (folder / "README.md").read_text()
+    assert "## All entries" in (folder / "README.md").read_text()
 
 
 def test_the_memory_of_a_step_is_measured_in_a_process_of_its_own(new_process, backend):

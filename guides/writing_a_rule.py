@@ -73,8 +73,9 @@ Keep to these rules, and yours works on each backend and in each group:
   not know its value. Use `ops.where` or `ops.maximum`. An `if` on a boolean argument is fine.
 * Keep state in lists parallel to the variables, one attribute per list. State in a dict has no name
   in a file.
-* Compute everything in `update_step`, not in your own loop over variables: with `ratios=` each
-  variable can have another rate.
+* Compute everything for one variable in `update_step`. With `ratios=` the rule is called once for
+  each rate, with the variables at that rate; scalars that all variables share are put back between
+  these calls.
 * Use `assign` and `assign_sub` of `self`, and `_get_variable_index`: on TensorFlow `update_step`
   does not receive the Keras variable.
 * Do not decay, clip or average: the base class of Keras and the groups do this.
@@ -155,8 +156,8 @@ assert all(map(np.array_equal, model.get_weights(), resumed.get_weights()))
 
 Your rule moves one variable after another. SGD, Adam, AdamW, Lion, RMSprop and Adagrad of Keras,
 and our RAdam and Adan, move all variables of a group at once if the backend can (a fused step). A
-subclass that does not change the update does so too. If a subclass replaces `update_step` or the
-methods that assign, its methods are called for one variable after another.
+subclass that does not change the update does so too. If a subclass replaces `apply`, `update_step`
+or the methods that assign, its methods are called for one variable after another.
 `GroupedOptimizer(fused=False)` switches fused steps off. The numbers agree up to rounding, and a
 file that was saved with fused steps can go on without them.
 """

@@ -17,7 +17,7 @@ import jax
 from jax import numpy as jnp
 
 from keras_groupopt.backend import generic
-from keras_groupopt.backend.fused_step import FusedStep, ListStep
+from keras_groupopt.backend.fused_step import FusedStep, ListStep, Member
 from keras_groupopt.base import compat
 
 Tensor = Any
@@ -37,57 +37,53 @@ def are_fusible(gradients: Sequence[Tensor], variables: Sequence[Any]) -> list[b
 
 
 def _rule_step(step: ListStep) -> None:
-    _move(step, lambda place, decayed: _update_of(step, place, decayed), lambda dtype: step.rate)
+    _move(step, lambda own, decayed: _update_of(step.rule, own, decayed), lambda dtype: step.rate)
 
 
 def _adam_step(step: ListStep) -> None:
     update = functools.partial(_adam, step.rule)
-    _move(step, lambda place, decayed: update, lambda dtype: _adam_rate(step, dtype))
+    _move(step, lambda own, decayed: update, lambda dtype: _adam_rate(step, dtype))
 
 
 def _move(
     step: ListStep,
-    update_of: Callable[[int, bool], Callable[..., Any]],
+    update_of: Callable[[Member, bool], Callable[..., Any]],
     rate_of: Callable[[Any], Tensor],
 ) -> None:
     """Moves each variable by one compiled function per kind.
 
     Args:
         step: The step.
-        update_of: From the place of a variable, and whether it decays, to its update.
+        update_of: From a variable, and whether it decays, to its update.
         rate_of: From a dtype to the rate the update takes.
     """
-    values = compat.values_of(step.variables)
-    slots = list(zip(*map(compat.values_of, step.slots), strict=True)) or [()] * len(values)
     # The step of a rule may depend on its counter, which the scope within would look up as well.
     iterations = step.rule.iterations.value
     rates: dict[Any, Tensor] = {}
-    for place, (variable, value) in enumerate(zip(step.variables, values, strict=True)):
-        gradient, anchor = step.gradients[place], step.anchors[place]
-        decayed = step.decay is not None and step.decayed[place]
+    for own, gradient in step.pairs:
+        value = own.variable.value
+        decayed = step.decay is not None and own.is_decayed
         share = step.decay if decayed else None
-        pulled = anchor.value if decayed and anchor is not None else None
+        target = own.anchor.value if decayed and own.anchor is not None else None
         if value.dtype not in rates:
             rates[value.dtype] = rate_of(value.dtype)
-        received = (gradient, value, slots[place], pulled)
+        received = (gradient, value, tuple(slot.value for slot in own.fused_slots), target)
         kind = (decayed, *map(_kind_of, jax.tree.leaves(received)))
         if kind not in step.made:
-            step.made[kind] = jax.jit(update_of(place, decayed))
+            step.made[kind] = jax.jit(update_of(own, decayed))
         scalars = (rates[value.dtype], step.scale, share, iterations)
         moved, state = step.made[kind](*scalars, *received)
-        variable.assign(moved)
-        for slot, new in zip(step.slots, state, strict=True):
-            slot[place].assign(new)
+        own.variable.assign(moved)
+        for slot, new in zip(own.fused_slots, state, strict=True):
+            slot.assign(new)
 
 
 def _kind_of(value: Tensor) -> tuple[Any, ...]:
     return value.shape, value.dtype
 
 
-def _update_of(step: ListStep, place: int, decayed: bool) -> Callable[..., Any]:
+def _update_of(rule: Any, own: Member, decayed: bool) -> Callable[..., Any]:
     """Returns what a step does to one variable and all like it, as a function of values."""
-    rule, variable, anchor = step.rule, step.variables[place], step.anchors[place]
-    slots = [slot[place] for slot in step.slots]
     apart = getattr(rule, "apart", contextlib.nullcontext)
 
     def update(
@@ -98,24 +94,23 @@ def _update_of(step: ListStep, place: int, decayed: bool) -> Callable[..., Any]:
         gradient: Tensor,
         value: Tensor,
         state: Sequence[Tensor],
-        pulled: Tensor | None,
+        target: Tensor | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        mapping = [(rule.iterations, iterations), (variable, value)]
-        mapping += zip(slots, state, strict=True)
-        if pulled is not None:
-            mapping.append((anchor, pulled))
+        mapping = [(rule.iterations, iterations), (own.variable, value)]
+        mapping += zip(own.fused_slots, state, strict=True)
+        if target is not None:
+            mapping.append((own.anchor, target))
         with compat.ScopeWithin(mapping) as scope, apart():
-            if decayed and pulled is None:
-                generic.decay_to_zero([variable], decay)
+            if decayed and target is None:
+                generic.decay_to_zero([own.variable], decay)
             elif decayed:
-                generic.decay_to_anchor([variable], [anchor], decay)
+                generic.decay_to_anchor([own.variable], [own.anchor], decay)
             if scale is not None:
                 gradient = generic.scale([gradient], scale)[0]
-            # Not what may stand in its place for a rule of several rates.
-            type(rule).update_step(rule, gradient, variable, rate)
+            rule.update_step(gradient, own.variable, rate)
             return (
-                scope.get_current_value(variable),
-                [scope.get_current_value(slot) for slot in slots],
+                scope.get_current_value(own.variable),
+                [scope.get_current_value(slot) for slot in own.fused_slots],
             )
 
     return update
@@ -138,10 +133,10 @@ def _adam(
     gradient: Tensor,
     value: Tensor,
     state: Sequence[Tensor],
-    pulled: Tensor | None,
+    target: Tensor | None,
 ) -> tuple[Tensor, list[Tensor]]:
-    if pulled is not None:
-        part = jnp.asarray(decay, pulled.dtype) * (value.astype(pulled.dtype) - pulled)
+    if target is not None:
+        part = jnp.asarray(decay, target.dtype) * (value.astype(target.dtype) - target)
         value = value - part.astype(value.dtype)
     elif decay is not None:
         value = value - value * jnp.asarray(decay, value.dtype)

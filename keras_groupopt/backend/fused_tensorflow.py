@@ -34,11 +34,16 @@ def fused_step(kind: str) -> FusedStep | None:
         return None
 
     def fused(step: ListStep) -> None:
-        places: dict[Any, list[int]] = {}
-        for place, gradient in enumerate(step.gradients):
-            places.setdefault(gradient.dtype, []).append(place)
-        for dtype, own in places.items():
-            _run(step, prepare, _Scalars(dtype, step), own)
+        moves: dict[Any, tuple[_Scalars, Move]] = {}
+        for own, gradient in step.pairs:
+            if gradient.dtype not in moves:
+                scalars = _Scalars(gradient.dtype, step)
+                moves[gradient.dtype] = scalars, prepare(step.rule, scalars)
+            scalars, move = moves[gradient.dtype]
+            weight = raw(own.variable).handle
+            if scalars.decay is not None and own.is_decayed:
+                _decay(scalars, weight, None if own.anchor is None else raw(own.anchor).handle)
+            move(weight, gradient, *(raw(slot).handle for slot in own.fused_slots))
 
     return fused
 
@@ -94,17 +99,6 @@ class _Scalars:
         new = old + (value - old) * share
         _raw_ops.AssignVariableOp(resource=slot, value=new)
         return new
-
-
-def _run(step: ListStep, prepare: Callable[..., Move], own: _Scalars, places: list[int]) -> None:
-    move = prepare(step.rule, own)
-    for place in places:
-        weight = raw(step.variables[place]).handle
-        if own.decay is not None and step.decayed[place]:
-            anchor = step.anchors[place]
-            _decay(own, weight, None if anchor is None else raw(anchor).handle)
-        slots = (raw(slot[place]).handle for slot in step.slots)
-        move(weight, step.gradients[place], *slots)
 
 
 def _decay(own: _Scalars, weight: Tensor, anchor: Tensor | None) -> None:

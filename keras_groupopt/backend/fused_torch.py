@@ -34,7 +34,7 @@ def fused_step(kind: str) -> FusedStep | None:
         _run(step, prepare)
         if kind == "adan":
             # Parts of one variable share its mark.
-            for mark in compat.values_of(step.slots[-1]):
+            for mark in compat.values_of([own.fused_slots[-1] for own, _ in step.pairs]):
                 mark.fill_(1.0)
 
     return torch.no_grad()(fused)
@@ -63,11 +63,13 @@ def are_fusible(gradients: Sequence[Tensor], variables: Sequence[Any]) -> list[b
 
 
 def _run(step: ListStep, prepare: Callable[..., Move]) -> None:
-    weights = compat.values_of(step.variables)
+    members = [own for own, _ in step.pairs]
+    weights = compat.values_of([own.variable for own in members])
     # Fused kernels read memory in order, whatever the strides.
-    gradients = [gradient.contiguous() for gradient in step.gradients]
-    slots = [compat.values_of(slot) for slot in step.slots]
-    anchors = [None if a is None else compat.values_of([a])[0] for a in step.anchors]
+    gradients = [gradient.contiguous() for _, gradient in step.pairs]
+    by_slot = zip(*(own.fused_slots for own in members), strict=True)
+    slots = [compat.values_of(slot) for slot in by_slot]
+    anchors = [None if own.anchor is None else own.anchor.value for own in members]
     # A rule may make up its mind only once: all of a list are of one dtype and on one device.
     for places in by_device_and_dtype(weights):
         device, dtype = weights[places[0]].device, weights[places[0]].dtype
@@ -88,7 +90,7 @@ def _run(step: ListStep, prepare: Callable[..., Move]) -> None:
             if back is not None:
                 free = []
                 for place, weight, anchor in zip(block.places, own, block.of(anchors), strict=True):
-                    if not step.decayed[place]:
+                    if not members[place].is_decayed:
                         continue
                     if anchor is None:
                         free.append(weight)

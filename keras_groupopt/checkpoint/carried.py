@@ -11,7 +11,7 @@ import numpy as np
 from keras_groupopt.checkpoint import keys
 from keras_groupopt.checkpoint.saved import Saved
 from keras_groupopt.plan.plan import Plan
-from keras_groupopt.step import averages
+from keras_groupopt.step import averages, state_keys
 from keras_groupopt.step.built import BuiltOptimizer
 
 
@@ -77,7 +77,7 @@ def carried(
             continue
         owner = moved.get(str(name.owner), name.owner)
         if (owner is None and name.owner is not None) or (
-            name.slot == keys.ANCHOR
+            name.slot == state_keys.ANCHOR
             and (
                 name.group in unknown
                 or (owner in kinds and kinds[owner] != before[str(name.owner)])

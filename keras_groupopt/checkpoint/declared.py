@@ -9,6 +9,7 @@ from typing import Any
 from keras_groupopt.plan.averages import EMA, KerasEMA
 from keras_groupopt.plan.plan import Plan
 from keras_groupopt.schedules.serialization import serialize_scalar
+from keras_groupopt.step import state_keys
 
 _logger = logging.getLogger(__name__)
 
@@ -16,19 +17,23 @@ _logger = logging.getLogger(__name__)
 def declared_scalars(plan: Plan) -> dict[str, Any]:
     """Returns what was declared for each scalar that state holds, by its key, and `@ratios`."""
     defaults = plan.defaults
-    declared = {"@learning_rate": declared_as(defaults.learning_rate)}
+    declared = {state_keys.LEARNING_RATE: declared_as(defaults.learning_rate)}
     if defaults.ratios:
-        declared["@ratios"] = [
+        declared[state_keys.RATIOS] = [
             [ratio.selector.describe(), declared_as(ratio.value)] for ratio in defaults.ratios
         ]
     if isinstance(defaults.ema, (EMA, KerasEMA)):
-        declared["@ema_momentum"] = declared_as(defaults.ema.momentum)
+        declared[state_keys.EMA_MOMENTUM] = declared_as(defaults.ema.momentum)
     for planned in plan.groups:
         group = planned.group
         if not group.frozen:
-            declared[f"@learning_rate_ratio/{group.name}"] = declared_as(group.learning_rate_ratio)
+            declared[f"{state_keys.LEARNING_RATE_RATIO}/{group.name}"] = declared_as(
+                group.learning_rate_ratio
+            )
             if group.weight_decay is not None:
-                declared[f"@weight_decay/{group.name}"] = declared_as(group.weight_decay)
+                declared[f"{state_keys.WEIGHT_DECAY}/{group.name}"] = declared_as(
+                    group.weight_decay
+                )
     return declared
 
 

@@ -19,6 +19,7 @@ from keras_groupopt.base import compat
 from keras_groupopt.checkpoint import keys
 from keras_groupopt.checkpoint.manifest import manifest_of
 from keras_groupopt.checkpoint.resuming import present_terms
+from keras_groupopt.step import state_keys
 from keras_groupopt.step.built import BuiltOptimizer
 
 NOT_BUILT = 0
@@ -75,10 +76,10 @@ def protect_early(optimizer: Any) -> Fingerprint:
     """Names what an optimizer has before it is built; returns what refuses values until then."""
     fingerprint = Fingerprint()
     compat.set_path(fingerprint, f"{_name(optimizer)}/@layout")
-    compat.set_path(optimizer.iterations, f"{_name(optimizer)}/{keys.ITERATIONS}")
+    compat.set_path(optimizer.iterations, f"{_name(optimizer)}/{state_keys.ITERATIONS}")
     base = compat.rate_variable(optimizer)
     if base is not None:
-        compat.set_path(base, f"{_name(optimizer)}/{keys.LEARNING_RATE}")
+        compat.set_path(base, f"{_name(optimizer)}/{state_keys.LEARNING_RATE}")
     return fingerprint
 
 

@@ -10,16 +10,11 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from keras_groupopt.base import compat
-from keras_groupopt.step import gradient_rule_state
+from keras_groupopt.step import state_keys
 from keras_groupopt.step.built import BuiltOptimizer
 
-ITERATIONS = "@iterations"
-LEARNING_RATE = "@learning_rate"
-RULE = "@rule"
-ANCHOR = "@anchor"
-AVERAGE = "@average"
 # Turned on and off without touching the rest: fresh where new, left out where gone.
-_SWITCHED = ("@accumulator", AVERAGE, ITERATIONS)
+_SWITCHED = (state_keys.ACCUMULATOR, state_keys.AVERAGE, state_keys.ITERATIONS)
 
 
 class Key(NamedTuple):
@@ -48,7 +43,7 @@ class Key(NamedTuple):
     @property
     def is_of_gradient_rule(self) -> bool:
         """Whether it is kept for the gradient rule of the model."""
-        return self.slot.startswith(gradient_rule_state.PREFIX)
+        return self.slot.startswith(state_keys.GRADIENT_RULE_STATE)
 
     def __str__(self) -> str:
         if self.owner is None:
@@ -72,10 +67,10 @@ def is_adapter(path: str) -> bool:
 
 def entries_of(optimizer: Any, built: BuiltOptimizer) -> dict[str, Any]:
     """Returns every variable to save, by key; each once."""
-    own = {ITERATIONS: optimizer.iterations}
+    own = {state_keys.ITERATIONS: optimizer.iterations}
     base = compat.rate_variable(optimizer)
     if base is not None:
-        own[LEARNING_RATE] = base
+        own[state_keys.LEARNING_RATE] = base
     return own | built.entries()
 
 

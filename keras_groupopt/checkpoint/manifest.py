@@ -18,7 +18,7 @@ from keras_groupopt.checkpoint.declared import declared_as, declared_scalars
 from keras_groupopt.plan.plan import PlannedGroup
 from keras_groupopt.plan.rule_spec import RuleSpec
 from keras_groupopt.rules.registry import rule_class, type_of
-from keras_groupopt.step import gradient_rule_state
+from keras_groupopt.step import state_keys
 from keras_groupopt.step.built import BuiltOptimizer
 
 FORMAT = 2
@@ -40,7 +40,7 @@ def manifest_of(entries: Mapping[str, Any], built: BuiltOptimizer) -> dict[str, 
         "groups": {planned.name: _group(planned) for planned in plan.groups},
         "declared": declared_scalars(plan)
         | {key: declared_as(value) for key, value in declared.items()}
-        | ({} if rule is None else {gradient_rule_state.RULE: rule.wanted.name}),
+        | ({} if rule is None else {state_keys.GRADIENT_RULE: rule.wanted.name}),
         "state": {key: [list(v.shape), dtype_of(v)] for key, v in entries.items()},
     }
 
@@ -85,7 +85,7 @@ class Checksums:
         """Takes the checksums of one array."""
         self.of[key] = checksum_of(value)
         name = keys.parse(key)
-        if name.slot == keys.ANCHOR:
+        if name.slot == state_keys.ANCHOR:
             self._anchors.setdefault(name.group, hashlib.sha256()).update(bytes_of(value))
 
     def of_anchors(self, group: str) -> str | None:
@@ -186,8 +186,8 @@ def check_scalars(manifest: Mapping[str, Any], values: Mapping[str, Any]) -> Non
     for key in manifest["declared"]:
         if key in values and not np.isfinite(float(values[key])):
             raise damaged(f"{key} is {values[key]}")
-    if int(values[keys.ITERATIONS]) < 0:
-        raise damaged(f"{keys.ITERATIONS} is {values[keys.ITERATIONS]}")
+    if int(values[state_keys.ITERATIONS]) < 0:
+        raise damaged(f"{state_keys.ITERATIONS} is {values[state_keys.ITERATIONS]}")
 
 
 def damaged(reason: str) -> ValueError:
@@ -202,7 +202,7 @@ def _is_whole(manifest: Mapping[str, Any]) -> bool:
         isinstance(groups, dict)
         and isinstance(state, dict)
         and isinstance(declared, dict)
-        and keys.ITERATIONS in state
+        and state_keys.ITERATIONS in state
         and all(_is_array(spec) for spec in state.values())
         and all(
             isinstance(group, dict)

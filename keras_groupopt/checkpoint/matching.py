@@ -18,7 +18,7 @@ from keras_groupopt.base import text
 from keras_groupopt.checkpoint import keys
 from keras_groupopt.checkpoint import renames as renaming
 from keras_groupopt.checkpoint.declared import scalars_to_keep
-from keras_groupopt.step import gradient_rule_state
+from keras_groupopt.step import state_keys
 
 
 @dataclasses.dataclass
@@ -149,7 +149,7 @@ class _Saved:
             for path in group["variables"]
         }
         for key in map(keys.parse, self.specs):
-            if key.owner not in (None, keys.RULE):
+            if key.owner not in (None, state_keys.RULE):
                 self.home.setdefault(str(key.owner), str(key.group))
 
     def rule_class(self, group: str | None) -> Any:
@@ -165,7 +165,7 @@ def _of_what_was_there(saved: _Saved, expected: Mapping[str, Any]) -> dict[str, 
         key: value
         for key, value in expected["declared"].items()
         if (keys.parse(key).group is None or keys.parse(key).group in saved.groups)
-        and key != gradient_rule_state.RULE
+        and key != state_keys.GRADIENT_RULE
         and _is_of_same_rule(keys.parse(key), saved, expected)
     }
 
@@ -176,8 +176,8 @@ def _is_of_same_rule(key: keys.Key, saved: _Saved, expected: Mapping[str, Any]) 
     The `rho` of another rule means something else.
     """
     return not key.is_of_gradient_rule or (
-        saved.declared.get(gradient_rule_state.RULE)
-        == expected["declared"].get(gradient_rule_state.RULE)
+        saved.declared.get(state_keys.GRADIENT_RULE)
+        == expected["declared"].get(state_keys.GRADIENT_RULE)
     )
 
 
@@ -188,9 +188,11 @@ def _of_rules_that_start_over(
     names = {key: keys.parse(key) for key in expected["state"]}
     for group in expected["groups"]:
         own = {key: name for key, name in names.items() if name.group == group and name.owner}
-        slots = [key for key, name in own.items() if name.owner != keys.RULE and not name.is_own]
+        slots = [
+            key for key, name in own.items() if name.owner != state_keys.RULE and not name.is_own
+        ]
         if slots and not any(key in pairs for key in slots):
-            yield from (key for key, name in own.items() if name.owner == keys.RULE)
+            yield from (key for key, name in own.items() if name.owner == state_keys.RULE)
 
 
 def _source(key: keys.Key, saved: _Saved, expected: Mapping[str, Any], moves: bool) -> str | None:
@@ -198,7 +200,7 @@ def _source(key: keys.Key, saved: _Saved, expected: Mapping[str, Any], moves: bo
     for group in _groups_to_look_in(key, saved, expected, moves):
         found = str(key._replace(group=group))
         same_class = saved.rule_class(group) == _class_of(expected, key.group)
-        of_the_rule = key.owner is not None and (key.owner == keys.RULE or not key.is_own)
+        of_the_rule = key.owner is not None and (key.owner == state_keys.RULE or not key.is_own)
         if (
             found in saved.specs
             and _agree(saved.specs[found], expected["state"][str(key)])
@@ -214,7 +216,7 @@ def _groups_to_look_in(
     yield key.group
     if not moves or key.owner is None:
         return
-    if key.owner != keys.RULE:
+    if key.owner != state_keys.RULE:
         if key.owner in saved.home:
             yield saved.home[key.owner]
     elif key.group not in saved.groups:

@@ -6,8 +6,9 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from keras_groupopt.checkpoint.keys import RULE, parse
+from keras_groupopt.checkpoint.keys import parse
 from keras_groupopt.step import averages
+from keras_groupopt.step.state_keys import RULE
 
 GROUP = "group:"
 

@@ -16,6 +16,7 @@ from keras_groupopt.checkpoint import keys, renames
 from keras_groupopt.checkpoint.declared import declared_as
 from keras_groupopt.checkpoint.manifest import manifest_of
 from keras_groupopt.checkpoint.matching import Report, match
+from keras_groupopt.step import state_keys
 from keras_groupopt.step.built import BuiltOptimizer
 
 _logger = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def take(optimizer: Any, built: BuiltOptimizer) -> Saved:
         optimizer: The optimizer.
         built: What it has built.
     """
-    built.capture_due(optimizer.iterations)
+    built.capture_due()
     entries = keys.entries_of(optimizer, built)
     values = {
         # On torch the array would otherwise be a view of the variable.
@@ -117,14 +118,16 @@ def give(
             undo()
         terms.report.fill(Report(status="refused"))
         raise
-    not_begun = int(keras.ops.convert_to_numpy(optimizer.iterations)) == 0
+    begun = backend.on_host(optimizer.iterations) > 0
     if _other_average(saved.manifest, expected):
         _logger.warning(
             "The file holds averages of another kind (EMA or SWA): those of this optimizer begin "
             "at the present weights."
         )
         anew = [
-            key for key in pairs if key == "@averages_made" or keys.parse(key).slot == keys.AVERAGE
+            key
+            for key in pairs
+            if key == state_keys.AVERAGES_MADE or keys.parse(key).slot == state_keys.AVERAGE
         ]
         for key in anew:
             del pairs[key]
@@ -133,17 +136,8 @@ def give(
     for key, saved_key in pairs.items():
         if saved_key in saved.values:
             entries[key].assign(saved.values[saved_key])
-    built.anchors_are_due = False
-    # The weights that come with the state are where a run that has not begun starts from.
-    fresh = [keys.parse(key) for key in report.fresh]
-    anchors = (str(key.owner) for key in fresh if key.slot == keys.ANCHOR)
-    built.due_anchors = frozenset(anchors if not_begun else ())
-    built.due_averages = frozenset(str(key.owner) for key in fresh if key.slot == keys.AVERAGE)
-    if averages is not None:
-        averages.drop_statistics(report.fresh)
-    _settle(built, pairs, saved.values[keys.ITERATIONS])
-    if built.run_length is not None:
-        built.run_length.look()
+    iterations = backend.on_host(saved.values[state_keys.ITERATIONS])
+    built.after_load(pairs, iterations, begun=begun)
     _tell(report, saved.values)
     terms.report.fill(report)
     return terms.report
@@ -151,34 +145,9 @@ def give(
 
 def _other_average(saved: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
     """Whether both have averages, one exponential and one equal."""
-    both = all("@averages_made" in manifest["state"] for manifest in (saved, present))
-    momenta = ["@ema_momentum" in manifest["declared"] for manifest in (saved, present)]
+    both = all(state_keys.AVERAGES_MADE in manifest["state"] for manifest in (saved, present))
+    momenta = [state_keys.EMA_MOMENTUM in manifest["declared"] for manifest in (saved, present)]
     return both and momenta[0] != momenta[1]
-
-
-def _settle(built: BuiltOptimizer, pairs: Mapping[str, str], iterations: Any) -> None:
-    """Puts what follows from the state right: counters of rules, and whether anchors are known."""
-    if built.averages is not None:
-        if "@averages_made" in pairs:
-            built.averages.settled = True
-        else:
-            built.averages.restart(backend.on_host(iterations))
-    if built.window is not None:
-        built.window.weighted = None
-        if "@micro_batches" not in pairs:
-            built.window.reset(built.accumulators)
-    for group in built.groups:
-        if group.frozen:
-            continue
-        own = [key for key in group.entries() if keys.parse(key).owner is not None]
-        slots = [key for key in own if not keys.parse(key).is_own]
-        counter = keys.Key(group.name, keys.RULE, keys.ITERATIONS)
-        # With nothing kept, a rule starts over: its bias correction belongs to its moments.
-        if str(counter) not in pairs and (not slots or any(key in pairs for key in slots)):
-            group.rule.iterations.assign(iterations)
-        anchors = [key for key in own if keys.parse(key).slot == keys.ANCHOR]
-        if all(key in pairs for key in anchors):
-            group.anchors_unknown = False
 
 
 def _tell(report: Report, values: Mapping[str, Any]) -> None:
@@ -186,15 +155,15 @@ def _tell(report: Report, values: Mapping[str, Any]) -> None:
     switched = [key for key in report.dropped if keys.parse(key).is_optional]
     if switched:
         _logger.info("Saved, but not used: %s.", text.listing(switched))
-    made = values.get("@averages_made", 0)
-    if any(key.endswith("/@average") for key in switched) and int(made):
+    made = values.get(state_keys.AVERAGES_MADE, 0)
+    if any(keys.parse(key).slot == state_keys.AVERAGE for key in switched) and int(made):
         _logger.warning(
             "The state holds averages of the weights over %d steps; they are left out, as this "
             "optimizer was made without `ema=`.",
             int(made),
         )
-    pending = values.get("@micro_batches", 0)
-    if any(key.endswith("/@accumulator") for key in switched) and int(pending):
+    pending = values.get(state_keys.MICRO_BATCHES, 0)
+    if any(keys.parse(key).slot == state_keys.ACCUMULATOR for key in switched) and int(pending):
         _logger.warning(
             "The state was saved in the middle of an accumulation window; its %d micro-batches "
             "are lost, as this optimizer does not accumulate.",
@@ -214,7 +183,7 @@ def without_lora_averages(saved: Saved) -> tuple[Saved, list[str]]:
     factors = [
         key for key in saved.manifest["state"] if keys.is_adapter(str(keys.parse(key).owner))
     ]
-    dropped = {key for key in factors if keys.parse(key).slot == keys.AVERAGE}
+    dropped = {key for key in factors if keys.parse(key).slot == state_keys.AVERAGE}
     state = {key: v for key, v in saved.manifest["state"].items() if key not in dropped}
     values = {key: v for key, v in saved.values.items() if key not in dropped}
     paths = list(dict.fromkeys(str(keys.parse(key).owner) for key in factors))
@@ -234,10 +203,10 @@ def give_early(optimizer: Any, declared: Any, saved: Saved) -> Saved:
     Returns:
         What to give when it is built: without the base rate, which may change until then.
     """
-    optimizer.iterations.assign(saved.values[keys.ITERATIONS])
+    optimizer.iterations.assign(saved.values[state_keys.ITERATIONS])
     later = dict(saved.values)
-    rate = later.pop(keys.LEARNING_RATE, None)
-    saved_as = saved.manifest["declared"].get(keys.LEARNING_RATE)
+    rate = later.pop(state_keys.LEARNING_RATE, None)
+    saved_as = saved.manifest["declared"].get(state_keys.LEARNING_RATE)
     if rate is not None and declared_as(declared) == saved_as:
         optimizer.learning_rate = rate
     return Saved(saved.manifest, later)
@@ -245,9 +214,9 @@ def give_early(optimizer: Any, declared: Any, saved: Saved) -> Saved:
 
 def as_pending(optimizer: Any, saved: Saved) -> Saved:
     """Returns state that waits for the build, with the step and the base rate of now."""
-    scalars = {keys.ITERATIONS: optimizer.iterations}
-    if keys.LEARNING_RATE in saved.manifest["state"]:
-        scalars[keys.LEARNING_RATE] = optimizer.learning_rate
+    scalars = {state_keys.ITERATIONS: optimizer.iterations}
+    if state_keys.LEARNING_RATE in saved.manifest["state"]:
+        scalars[state_keys.LEARNING_RATE] = optimizer.learning_rate
     values = {
         key: np.array(keras.ops.convert_to_numpy(scalars.get(key, saved.values.get(key))))
         for key in saved.manifest["state"]

@@ -12,6 +12,7 @@ import numpy as np
 from keras_groupopt.base import text as wording
 from keras_groupopt.checkpoint import keys, manifest, weights
 from keras_groupopt.checkpoint.saved import Saved
+from keras_groupopt.step import state_keys
 
 MANIFEST = "@manifest"
 
@@ -32,7 +33,7 @@ def write(
         value = keras.ops.convert_to_numpy(entry)
         checksums.add(key, value)
         store[keys.stored_name(key)] = value
-    step = int(keras.ops.convert_to_numpy(entries[keys.ITERATIONS]))
+    step = int(keras.ops.convert_to_numpy(entries[state_keys.ITERATIONS]))
     if model is not None:
         layout = {**layout, "weights": weights.checksums_of(model)}
     text = manifest.to_text(manifest.with_checksums(layout, checksums, step))

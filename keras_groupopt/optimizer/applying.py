@@ -63,16 +63,8 @@ def apply(
         run_length.warn_if_shorter(built.plan, end, run.warned_short)
 
     def step_on_device(sums: list[Tensor | None], samples: Tensor | None) -> None:
-        with keras.name_scope(optimizer.name), built.in_run(optimizer.iterations) as horizon:
-            reach = built.within_reach(positions)
-            routed = one_step.route(built, sums, positions, reach)
-            built.note_gradients(routed.indices)
-            own = [built.variables[position] for position in reach]
-            if built.run_length is not None:
-                built.run_length.keep(horizon.total)
-            changing = [*changing_variables(optimizer), *own]
-            one_step.step(built, routed, _settings(optimizer, samples), changing)
-        missing[:] = routed.paths
+        with keras.name_scope(optimizer.name):
+            missing[:] = _step(optimizer, samples).take(sums, positions)
 
     # Not the gradients' variables, which may be those of one device.
     known = [built.variables[position] for position in positions]
@@ -115,7 +107,7 @@ def take_in(
     positions = positions_of(optimizer, variables)
     built = optimizer._built
     if built.is_anything_due:
-        backend.once_per_step(lambda: built.capture_due(optimizer.iterations, stepping=True))
+        backend.once_per_step(lambda: built.capture_due(stepping=True))
     return positions
 
 
@@ -143,30 +135,24 @@ def flush(optimizer: Any) -> bool:
     if not backend.on_host(built.window.count):
         return False
     window, variables = built.window, [*changing_variables(optimizer), *built.variables]
-
-    def flush_on_device(none: list[Tensor]) -> None:
-        with built.in_run(optimizer.iterations):
-            one_step.flush(built, window, _settings(optimizer, None), variables)
-
-    backend.over_replicas(flush_on_device, [], variables)
+    backend.over_replicas(lambda none: _step(optimizer, None).flush(window), [], variables)
     return True
 
 
-def _settings(optimizer: Any, sample_count: Tensor | None) -> one_step.Settings:
-    return one_step.Settings(
-        base=lambda: ops.cast(optimizer.learning_rate, "float32"),
-        iterations=optimizer.iterations,
-        global_clipnorm=optimizer.global_clipnorm,
-        loss_scale_factor=optimizer.loss_scale_factor,
-        on_nonfinite=optimizer.on_nonfinite,
-        sample_count=sample_count,
+def _step(optimizer: Any, sample_count: Tensor | None) -> one_step.Step:
+    return one_step.Step(
+        optimizer._built,
+        lambda: ops.cast(optimizer.learning_rate, "float32"),
+        changing_variables(optimizer),
+        optimizer.loss_scale_factor,
+        sample_count,
     )
 
 
 def _warn_of_missing(built: BuiltOptimizer, missing: list[str]) -> None:
     if not missing or tuple(missing) in built.warned:
         return
-    built.warned.add(tuple(missing))
+    built.warned |= {tuple(missing)}
     whole = "" if built.window is None else " if none comes in the whole window"
     warnings.warn(
         f"No gradient for {text.listing(missing)}: these variables neither move nor decay{whole}.",

@@ -114,12 +114,11 @@ def make(
 def _make_state(optimizer: Any, link: Link, plan: Plan, variables: list[Any]) -> BuiltOptimizer:
     run = optimizer._run
     with beside(optimizer, variables):
-        built = BuiltOptimizer(plan, variables, link.model, link.gradient_rule)
-        if run_length.is_needed(plan):
-            steps = plan.defaults.gradient_accumulation_steps
-            built.run_length = run_length.RunLength(lambda: optimizer._link.model, steps)
-            if not may_know_length(optimizer, link, optimizer._built):
-                raise ValueError(run_length.NO_MODEL)
+        built = BuiltOptimizer(
+            plan, variables, link.model, lambda: optimizer._link.model, link.gradient_rule
+        )
+        if built.run_length is not None and not may_know_length(optimizer, link, optimizer._built):
+            raise ValueError(run_length.NO_MODEL)
         for planned in plan.groups:
             if planned.group.rule is not None:
                 instances.claim_instance(planned.group.rule, optimizer, planned.group.where)
@@ -173,7 +172,7 @@ def may_know_length(optimizer: Any, link: Link, built: BuiltOptimizer | None) ->
     if built is None:
         # A file may hold it.
         return link.records is not None
-    return built.run_length is None or not built.run_length.is_unknown
+    return built.run_length is None or built.run_length.look()
 
 
 # The order of variables --------------------------------------------------------------------------

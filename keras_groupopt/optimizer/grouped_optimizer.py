@@ -271,7 +271,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             return own
         # A step on values cannot take anchors and averages from the weights, and `fit` on JAX, or a
         # loop that you write, comes by here alone between a load of weights and that step.
-        built.capture_due(self.iterations)
+        built.capture_due()
         return own + built.rule_variables + built.passing_variables
 
     # Values of a run -----------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
     def _in_run(self) -> AbstractContextManager[Any]:
         """Returns a block in which schedules may be called that end with the run."""
-        return nullcontext() if self._built is None else self._built.in_run(self.iterations)
+        return nullcontext() if self._built is None else self._built.in_run()
 
     _require_built = require_built
     learning_rates = property(values.learning_rates)

@@ -362,9 +362,9 @@ def _group_flags(
     """
     finite: list[list[Tensor]] = [[ops.convert_to_tensor(True)] for _ in built.groups]
     for gradient, position in zip(gradients, positions, strict=True):
-        number, _ = built.places[position]
-        if gradient is not None and not built.groups[number].frozen:
-            finite[number].append(ops.all(ops.isfinite(_elements(gradient))))
+        group, _ = built.places[position]
+        if gradient is not None and not group.frozen:
+            finite[group.number].append(ops.all(ops.isfinite(_elements(gradient))))
     return ops.stack([ops.all(ops.stack(flags)) for flags in finite])
 
 

@@ -17,7 +17,7 @@ from keras_groupopt.optimizer.declaration import declare
 from keras_groupopt.plan import plan as planning
 from keras_groupopt.plan.group import Group, as_groups
 from keras_groupopt.selectors import layer_paths
-from keras_groupopt.step import gradient_rule_state
+from keras_groupopt.step import state_keys
 from keras_groupopt.step.built import BuiltOptimizer
 from keras_groupopt.step.gradient_rule_state import GradientState, Wanted
 from keras_groupopt.step.run_length import is_needed
@@ -120,7 +120,7 @@ def _give_old_state(
     if old is None:
         terms.report.fresh += checkpoint.entries_of(optimizer, built)
         return terms.report
-    old.capture_due(optimizer.iterations)
+    old.capture_due()
     entries = checkpoint.entries_of(optimizer, old)
     saved = checkpoint.Saved(checkpoint.manifest_of(entries, old), entries)
     saved, left_out = carried(saved, old, built.paths, built.plan)
@@ -209,7 +209,7 @@ def keep_for_gradient_rule(optimizer: Any, wanted: Wanted, model: Any) -> None:
     except BaseException:
         link.gradient_rule = before
         raise
-    dropped = [key for key in report.dropped if gradient_rule_state.PREFIX not in key]
+    dropped = [key for key in report.dropped if state_keys.GRADIENT_RULE_STATE not in key]
     if dropped:
         warnings.warn(
             f"State of variables that are frozen now was dropped: {text.listing(dropped)}.",
@@ -238,10 +238,10 @@ def _change_gradient_state(optimizer: Any, built: BuiltOptimizer, wanted: Wanted
     Models that share the optimizer have steps that were compiled with the rest.
     """
     old, tracked = built.gradient_state, len(compat.tracked_variables(optimizer))
-    new = GradientState(wanted)
+    new = GradientState(wanted, built.moving)
     try:
         with building.beside(optimizer, built.variables):
-            new.make_variables(optimizer, built.moving)
+            new.make_variables(optimizer)
         built.gradient_state = new
         built.digest = checkpoint.protect(optimizer, built)
         checkpoint.place(checkpoint.entries_of(optimizer, built))

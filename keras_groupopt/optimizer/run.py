@@ -47,7 +47,7 @@ class Run:
         self.frozen_groups = tuple(names)
         for group in built.groups:
             frozen = group.name in names
-            for variable in [] if group.frozen else group.variables:
+            for variable in [] if group.frozen else [own.variable for own in group.members]:
                 if frozen and variable.trainable:
                     variable.trainable = False
                     self.held.add(id(variable))

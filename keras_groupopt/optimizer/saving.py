@@ -55,7 +55,7 @@ def save_own_variables(optimizer: Any, store: Any) -> None:
         waiting = checkpoint.as_pending(optimizer, pending[0])
         checkpoint.write(store, waiting.manifest, waiting.values)
     elif built is not None and not built.averages_in_weights:
-        built.capture_due(optimizer.iterations)
+        built.capture_due()
         entries = checkpoint.entries_of(optimizer, built)
         manifest = checkpoint.manifest_of(entries, built)
         checkpoint.write(store, manifest, entries, optimizer._link.model)
@@ -226,17 +226,11 @@ def remember(optimizer: Any) -> Callable[[], None]:
     """Returns a function that puts back what loading changes beside the variables."""
     run, built = optimizer._run, optimizer._built
     pending = run.pending
-    due = None if built is None else built.due
-    averages = None if built is None or built.averages is None else built.averages.remember()
-    unknown = [] if built is None else [group.anchors_unknown for group in built.groups]
+    restore = None if built is None else built.remember()
 
     def put_back() -> None:
         run.pending = pending
-        if averages is not None:
-            averages()
-        if built is not None and due is not None:
-            built.due = due
-            for group, value in zip(built.groups, unknown, strict=True):
-                group.anchors_unknown = value
+        if restore is not None:
+            restore()
 
     return put_back

@@ -52,7 +52,7 @@ def learning_rates(optimizer: Any) -> dict[str, Tensor]:
     built = require_built(optimizer, "learning_rates")
     base = ops.cast(optimizer.learning_rate, "float32")
     at = ops.convert_to_tensor(optimizer.iterations)
-    with built.in_run(optimizer.iterations):
+    with built.in_run():
         return {group.name: group.rate(base, at) for group in built.groups if not group.frozen}
 
 
@@ -202,7 +202,7 @@ def average_pairs(optimizer: Any) -> list[tuple[Any, Any]]:
         ValueError: If the optimizer is not built, or keeps no averages.
     """
     _averages(optimizer, "_average_pairs")
-    optimizer._built.capture_due(optimizer.iterations)
+    optimizer._built.capture_due()
     pairs: list[tuple[Any, Any]] = optimizer._built.average_pairs()
     return pairs
 
@@ -236,9 +236,5 @@ def capture_anchors(optimizer: Any) -> None:
 def anchor_drift(optimizer: Any) -> dict[str, Tensor]:
     """Returns `‖w − anchor‖` per group that has a stored anchor; float32 scalars."""
     built = require_built(optimizer, "anchor_drift")
-    built.capture_due(optimizer.iterations)
-    return {
-        group.name: group.drift()
-        for group in built.groups
-        if any(anchor is not None for anchor in group.anchors)
-    }
+    built.capture_due()
+    return {group.name: group.drift() for group in built.groups if group.anchored}

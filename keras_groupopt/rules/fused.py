@@ -11,9 +11,11 @@ from keras_groupopt.rules.registry import RULES, Registration
 
 # A class that defines one of these moves variables in a way of its own.
 _HOOKS = (
+    "_backend_apply_gradients",
     "_backend_update_step",
     "_parallel_update_step",
     "_update",
+    "apply",
     "assign",
     "assign_add",
     "assign_sub",

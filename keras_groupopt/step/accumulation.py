@@ -10,34 +10,58 @@ in float32. Everything else (clipping, decay, rules, schedules, averages) sees o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from keras import ops
 
 from keras_groupopt.base.checks import check_count, check_positive
+from keras_groupopt.step.built_variable import BuiltVariable
+from keras_groupopt.step.kept import Kept, add_scalar
+from keras_groupopt.step.state_keys import ACCUMULATED_WEIGHT, MICRO_BATCHES
 
 Tensor = Any
 
 
-class Window:
-    """What a built optimizer keeps for accumulation, beside one variable per weight.
+class Window(Kept):
+    """The open window of accumulation: how many micro-batches it has, and their weight.
 
     Args:
         steps: Micro-batches per optimizer step, at least 2.
+        members: The variables, which have the accumulators.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, members: Sequence[BuiltVariable]) -> None:
         self.steps = steps
+        self._members = members
         self.count: Any = None
         self.weight: Any = None
         # Whether sample counts come with the gradients; `None` until the first of a window.
         self.weighted: bool | None = None
 
-    def make_variables(self, optimizer: Any) -> None:
-        """Makes the count and the weight of the open window, owned by the outer optimizer."""
-        self.count = _scalar(optimizer, "micro_batches", "int32")
-        self.weight = _scalar(optimizer, "accumulated_weight", "float32")
+    def make_variables(self, owner: Any) -> None:
+        """Makes the count and the weight."""
+        self.count = add_scalar(owner, "micro_batches", "int32")
+        self.weight = add_scalar(owner, "accumulated_weight", "float32")
+
+    def entries(self) -> dict[str, Any]:
+        """Returns the count and the weight, by key."""
+        return {MICRO_BATCHES: self.count, ACCUMULATED_WEIGHT: self.weight}
+
+    def after_load(self, loaded: Collection[str], iterations: int) -> None:
+        """Empties the window if no window was loaded."""
+        self.weighted = None
+        if MICRO_BATCHES not in loaded:
+            self.reset()
+
+    def remember(self) -> Callable[[], None]:
+        """Returns a function that puts back whether sample counts come."""
+        weighted = self.weighted
+
+        def put_back() -> None:
+            self.weighted = weighted
+
+        return put_back
 
     def expect(self, samples: Tensor | None) -> None:
         """Notes whether sample counts come, and refuses a window of both kinds.
@@ -68,25 +92,17 @@ class Window:
             added = ops.where(keep, added, 0.0)
         self.weight.assign_add(ops.cast(added, "float32"))
 
-    def mean(self, accumulators: Sequence[Any]) -> list[Tensor]:
-        """Returns the mean gradients of the window."""
+    def mean(self, accumulator: Any) -> Tensor:
+        """Returns the mean gradient of a variable over the window."""
         # A window of no samples has no gradient, rather than 0 / 0.
         weight = ops.maximum(ops.convert_to_tensor(self.weight), 1e-30)
-        return [
-            ops.convert_to_tensor(accumulator) / ops.cast(weight, accumulator.dtype)
-            for accumulator in accumulators
-        ]
+        return ops.convert_to_tensor(accumulator) / ops.cast(weight, accumulator.dtype)
 
-    def reset(self, accumulators: Sequence[Any]) -> None:
+    def reset(self) -> None:
         """Empties the window."""
+        accumulators = [own.accumulator for own in self._members if own.accumulator is not None]
         for variable in (self.count, self.weight, *accumulators):
             variable.assign(ops.zeros_like(ops.convert_to_tensor(variable)))
-
-
-def _scalar(optimizer: Any, name: str, dtype: str) -> Any:
-    return optimizer.add_variable(
-        shape=(), initializer="zeros", dtype=dtype, aggregation="only_first_replica", name=name
-    )
 
 
 def check_steps(value: Any, where: str) -> int | None:

@@ -1,10 +1,13 @@
-"""The averages of a built optimizer, and how a step moves them. `ema.py` has the formulas."""
+"""The averages of a built optimizer, and how a step moves them.
+
+`plan/averages.py` has the formulas.
+"""
 
 from __future__ import annotations
 
 import math
 import urllib.parse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -13,17 +16,21 @@ from keras import ops
 from keras_groupopt import backend
 from keras_groupopt.base import compat
 from keras_groupopt.plan.averages import EMA, Average, KerasEMA
+from keras_groupopt.step.kept import Kept, add_scalar, wide_dtype
 from keras_groupopt.step.scalar import Scalar
+from keras_groupopt.step.state_keys import (
+    AVERAGES_MADE,
+    EMA_MOMENTUM,
+    STATISTICS,
+    STATISTICS_MADE,
+)
 
 Tensor = Any
 # An average and the variable it is of.
 Pair = tuple[Any, Any]
 
-_STATISTICS = "@statistics:"
-_STATISTICS_MADE = "@statistics_made"
 
-
-class Averages:
+class Averages(Kept):
     """What a built optimizer keeps for its averages, beside one variable per weight.
 
     Args:
@@ -47,17 +54,11 @@ class Averages:
         # The optimizer step at which they are copies of the weights.
         self.begins = declared.start
 
-    def make_variables(self, optimizer: Any) -> None:
-        """Makes the count of averages and the momentum, owned by the outer optimizer."""
-        self.made = optimizer.add_variable(
-            shape=(),
-            initializer="zeros",
-            dtype="int32",
-            aggregation="only_first_replica",
-            name="averages_made",
-        )
+    def make_variables(self, owner: Any) -> None:
+        """Makes the count of averages and the momentum."""
+        self.made = add_scalar(owner, "averages_made", "int32")
         if self.momentum is not None:
-            self.momentum.build(optimizer, "averages")
+            self.momentum.build(owner, "averages")
 
     def update(self, pairs: Sequence[Pair], step: Tensor, variables: Sequence[Any]) -> None:
         """Moves the averages after an optimizer step.
@@ -143,7 +144,7 @@ class Averages:
         """Makes the average of a statistic, which starts as a copy of `value`."""
         if self.statistics_made is None:
             self.statistics_made = keras.Variable(0, dtype="int32", trainable=False)
-        self.statistics[path] = beside(value)
+        self.statistics[path] = wide_copy(value)
         return self.statistics[path]
 
     def expect_statistics(self, values: Mapping[str, Any]) -> Callable[[], None]:
@@ -179,19 +180,26 @@ class Averages:
 
         return put_back
 
-    def drop_statistics(self, keys: Sequence[str]) -> None:
-        """Drops the averages of statistics among keys: of other weights, they fit no more."""
-        for path in map(statistics_path, keys):
-            if path is not None:
-                del self.statistics[path]
+    def after_load(self, loaded: Collection[str], iterations: int) -> None:
+        """Begins anew if no averages were loaded, and drops statistics that were not.
+
+        The averages of other weights' statistics do not fit any more.
+        """
+        self.statistics = {
+            path: mean for path, mean in self.statistics.items() if statistics_key(path) in loaded
+        }
+        if AVERAGES_MADE in loaded:
+            self.settled = True
+        else:
+            self.restart(iterations)
 
     def entries(self) -> dict[str, Any]:
         """Returns the state to save beside one average per weight, by key."""
-        found = {"@averages_made": self.made}
+        found = {AVERAGES_MADE: self.made}
         if self.momentum is not None and self.momentum.variable is not None:
-            found["@ema_momentum"] = self.momentum.variable
+            found[EMA_MOMENTUM] = self.momentum.variable
         if self.statistics:
-            found[_STATISTICS_MADE] = self.statistics_made
+            found[STATISTICS_MADE] = self.statistics_made
         return found | {statistics_key(path): mean for path, mean in self.statistics.items()}
 
     def overwrite(self, pairs: Sequence[Pair], step: Tensor, variables: Sequence[Any]) -> None:
@@ -247,26 +255,20 @@ def copy_from_weights(pairs: Sequence[Pair]) -> None:
 
 def statistics_path(key: str) -> str | None:
     """Returns the layer path of the statistic that saved state is the average of, if it is one."""
-    if not key.startswith(_STATISTICS):
+    if not key.startswith(STATISTICS):
         return None
-    return urllib.parse.unquote(key.removeprefix(_STATISTICS))
+    return urllib.parse.unquote(key.removeprefix(STATISTICS))
 
 
 def statistics_key(path: str) -> str:
     """Returns the key of the average of the statistic at a layer path."""
     # A slash would make the path a group's name.
-    return _STATISTICS + urllib.parse.quote(path, safe="")
+    return STATISTICS + urllib.parse.quote(path, safe="")
 
 
-def beside(value: Any) -> Any:
+def wide_copy(value: Any) -> Any:
     """Returns a new variable of at least float32 that starts as a copy of `value`."""
     tensor = ops.convert_to_tensor(value)
     return keras.Variable(
         ops.copy(ops.cast(tensor, wide_dtype(tensor))), dtype=wide_dtype(tensor), trainable=False
     )
-
-
-def wide_dtype(variable: Any) -> str:
-    """Returns the dtype of sums and averages beside a variable: at least float32."""
-    dtype = keras.backend.standardize_dtype(variable.dtype)
-    return "float32" if dtype in ("float16", "bfloat16") else str(dtype)

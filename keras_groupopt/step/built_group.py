@@ -1,43 +1,53 @@
-"""What a built optimizer holds for one group: its rule, scalars, anchors and variables."""
+"""One group of a built optimizer: its variables, rule and scalars, and how a step moves it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import keras
 import numpy as np
+from keras import ops
 
 from keras_groupopt import backend
+from keras_groupopt.backend.fused_step import ListStep
 from keras_groupopt.base import compat
 from keras_groupopt.plan.plan import Plan, PlannedGroup
 from keras_groupopt.rules import slots
 from keras_groupopt.rules.fields import ScheduledFields, scheduled
+from keras_groupopt.rules.fused import fused_step
 from keras_groupopt.rules.making import make_rule
 from keras_groupopt.schedules.from_base import FromBase
-from keras_groupopt.step import anchors, clipping
-from keras_groupopt.step.averages import wide_dtype
-from keras_groupopt.step.group_update import Move, Updates
+from keras_groupopt.step import anchors, clipping, decay, state_keys
+from keras_groupopt.step.built_variable import BuiltVariable, Pair
+from keras_groupopt.step.kept import Kept, add_beside
 from keras_groupopt.step.scalar import Scalar
-from keras_groupopt.step.variable_rates import VariableRates
+from keras_groupopt.step.state_keys import ACCUMULATOR, ANCHOR, AVERAGE, ITERATIONS, RULE
 
 Tensor = Any
 
+# The scalars of a group, and their keys.
+_SCALARS = {
+    "learning_rate_ratio": state_keys.LEARNING_RATE_RATIO,
+    "weight_decay": state_keys.WEIGHT_DECAY,
+}
 
-class BuiltGroup:
+
+class BuiltGroup(Kept):
     """One group of a built optimizer.
 
     Args:
         planned: The group in the plan.
+        number: The group's place among all groups.
         plan: The plan.
         variables: The group's Keras variables, in the plan's order.
-        model: The model, where a given anchor needs it.
+        model: The model, which a given anchor may need.
         prefix: What the paths of the group's state begin with; no other group has it.
     """
 
     def __init__(
         self,
         planned: PlannedGroup,
+        number: int,
         plan: Plan,
         variables: Sequence[Any],
         model: Any,
@@ -46,13 +56,16 @@ class BuiltGroup:
         group = planned.group
         self.name = group.name
         self.planned = planned
-        self.variables = list(variables)
+        self.number = number
         self.frozen = group.frozen
+        self.members = [
+            BuiltVariable(variable, own, compat.overwritten_by_gradient(variable))
+            for variable, own in zip(variables, planned.variables, strict=True)
+        ]
         self.rule: Any = None
+        # The variable and the name of each piece of the rule's state, by identity.
+        self.slots: dict[int, tuple[BuiltVariable | None, str]] = {}
         self.scalars: dict[str, Scalar] = {}
-        self.anchors: list[Any] = [None] * len(self.variables)
-        self.averages: list[Any] = [None] * len(self.variables)
-        self.accumulators: list[Any] = [None] * len(self.variables)
         # Anchors given as arrays are not in a config: until state is loaded they are unknown.
         self.anchors_unknown = False
         # A rate in place of what is declared, for the length of a sweep.
@@ -60,91 +73,119 @@ class BuiltGroup:
         if self.frozen:
             return
         self.clipping = (group.clipnorm, group.global_clipnorm, group.clipvalue)
-        self._rate: Tensor = None
         self._prefix = prefix
-        self._own_rate = group.learning_rate
-        self._rates = VariableRates(planned.variables, plan.defaults.ratios)
+        self._is_averaged = plan.defaults.ema is not None
+        self._is_accumulated = plan.defaults.gradient_accumulation_steps is not None
+        self._ratios = {
+            index: None if index is None else plan.defaults.ratios[index].value
+            for index in dict.fromkeys(own.planned.ratio_index for own in self.members)
+        }
+        # The rule reads its rate through this: Keras' `apply` has no argument for it.
+        self._rate: Tensor = None
         self._build_rule(plan.defaults.fused)
         self._given = self._given_anchors(plan, model)
 
-    def make_variables(self, optimizer: Any, averaged: bool, accumulated: bool) -> None:
-        """Makes the group's scalars, anchors, averages and accumulators.
-
-        Args:
-            optimizer: The outer optimizer, which owns them.
-            averaged: Whether weights are averaged.
-            accumulated: Whether gradients are accumulated.
-        """
-        if self.frozen:
-            return
-        group = self.planned.group
-        self._add_scalar("learning_rate_ratio", group.learning_rate_ratio, optimizer)
-        if group.weight_decay is not None:
-            self._add_scalar("weight_decay", group.weight_decay, optimizer)
-        for index, planned in enumerate(self.planned.variables):
-            if planned.anchored:
-                variable = self.variables[index]
-                self.anchors[index] = optimizer.add_variable_from_reference(
-                    variable,
-                    name="anchor",
-                    initializer=backend.copy_of(self._given.pop(planned.position, variable)),
-                )
-        for index, variable in enumerate(self.variables):
-            written = compat.overwritten_by_gradient(variable)
-            if averaged and not written:
-                self.averages[index] = self._add_beside(optimizer, index, "average", True)
-            if accumulated:
-                self.accumulators[index] = self._add_beside(optimizer, index, "accumulator", False)
-
-    def _add_beside(self, optimizer: Any, index: int, name: str, copied: bool) -> Any:
-        """Makes a variable of the shape and layout of a weight, and of at least float32."""
-        reference = self.variables[index]
-        return optimizer.add_variable(
-            shape=reference.shape,
-            initializer=backend.copy_of(reference) if copied else "zeros",
-            dtype=wide_dtype(reference),
-            layout=compat.layout_of(reference),
-            name=name,
-        )
-
-    def _add_scalar(self, name: str, declared: Any, optimizer: Any) -> None:
-        scalar = Scalar(name, declared, self.planned.group.where)
-        scalar.build(optimizer, self._prefix)
-        self.scalars[name] = scalar
-
     def _build_rule(self, fused: bool) -> None:
-        where = self.planned.group.where
-        rule = make_rule(self.planned.group.rule, lambda: self._rate, where)
+        declared = self.planned.group.rule
+        rule = make_rule(declared, lambda: self._rate, self.planned.group.where)
         self.rule = backend.without_reduction(rule)
         self.rule.name = self._prefix
-        ruled = [v for v in self.variables if not compat.overwritten_by_gradient(v)]
-        self.rule.build(ruled)
+        ruled = [own for own in self.members if not own.is_overwritten]
+        self.rule.build([own.variable for own in ruled])
         compat.track_all_state(self.rule)
-        schedules = scheduled(self.planned.group.rule)
+        for identity, (place, name) in slots.slot_names(self.rule, len(ruled)).items():
+            self.slots[identity] = (None if place is None else ruled[place], name)
+        for variable in self.rule.variables:
+            owner, name = self.slots[id(variable)]
+            if owner is not None:
+                owner.slots[name] = variable
+        schedules = scheduled(declared)
         self._fields = ScheduledFields(self.rule, schedules)
-        self.slots = slots.slot_names(self.rule, len(ruled))
-        self.ruled = ruled
-        self._ruled_places = {id(variable): place for place, variable in enumerate(ruled)}
-        classes = [
-            place
-            for place, v in zip(self._rates.classes, self.variables, strict=True)
-            if not compat.overwritten_by_gradient(v)
-        ]
         # Fused steps take hyperparameters that are numbers.
-        fused = fused and not schedules
-        self._updates = Updates(self.rule, classes, self._set_rate, where, fused)
-
-    def _set_rate(self, rate: Tensor) -> None:
-        self._rate = rate
+        found = fused_step(self.rule) if fused and not schedules else None
+        self._fused_step: Any = None if found is None else found[0]
+        for slot in () if found is None else found[1]:
+            for own, variable in zip(ruled, slot, strict=True):
+                own.fused_slots += (variable,)
 
     def _given_anchors(self, plan: Plan, model: Any) -> dict[int, np.ndarray]:
         anchor = self.planned.group.anchor
         if anchor is None or anchor.kind != "given":
             return {}
         if anchor.source is None:
-            self.anchors_unknown = any(variable.anchored for variable in self.planned.variables)
+            self.anchors_unknown = any(own.planned.anchored for own in self.members)
             return {}
         return anchors.given_values(self.planned, plan, model)
+
+    # State --------------------------------------------------------------------------------------
+
+    def make_variables(self, owner: Any) -> None:
+        """Makes the group's scalars, anchors, averages and accumulators."""
+        if self.frozen:
+            return
+        group = self.planned.group
+        for name in _SCALARS:
+            declared = getattr(group, name)
+            if declared is not None:
+                self.scalars[name] = Scalar(name, declared, group.where)
+                self.scalars[name].build(owner, self._prefix)
+        for own in self.members:
+            if own.planned.anchored:
+                value = self._given.pop(own.planned.position, own.variable)
+                own.anchor = owner.add_variable_from_reference(
+                    own.variable, name="anchor", initializer=backend.copy_of(value)
+                )
+        for own in self.members:
+            if self._is_averaged and not own.is_overwritten:
+                copy = backend.copy_of(own.variable)
+                own.average = add_beside(owner, own.variable, "average", copy)
+            if self._is_accumulated:
+                own.accumulator = add_beside(owner, own.variable, "accumulator")
+
+    def entries(self) -> dict[str, Any]:
+        """Returns the state to save, by key."""
+        found: dict[str, Any] = {}
+        for name, scalar in self.scalars.items():
+            if scalar.variable is not None:
+                found[f"{_SCALARS[name]}/{self.name}"] = scalar.variable
+        for variable in self.rule_variables:
+            owner, slot = self.slots[id(variable)]
+            if variable is self.rule.iterations:
+                # Not the optimizer's own: a rule that starts over later has made fewer steps.
+                slot = ITERATIONS
+            found[f"{self.name}/{RULE if owner is None else owner.path}/{slot}"] = variable
+        for name in (ANCHOR, AVERAGE, ACCUMULATOR):
+            for own in self.members:
+                if name in own.beside():
+                    found[f"{self.name}/{own.path}/{name}"] = own.beside()[name]
+        return found
+
+    def after_load(self, loaded: Collection[str], iterations: int) -> None:
+        """Settles the rule's count of steps, and whether the anchors are known."""
+        if self.frozen:
+            return
+        own = [key for key in self.entries() if not key.startswith("@")]
+        slots = [key for key in own if "/@" not in key[key.rindex("/") :]]
+        counted = f"{self.name}/{RULE}/{ITERATIONS}" in loaded
+        # A rule starts over if none of its state was loaded: bias corrections count its steps.
+        if not counted and (not slots or any(key in loaded for key in slots)):
+            self.rule.iterations.assign(iterations)
+        if all(key in loaded for key in own if key.endswith(f"/{ANCHOR}")):
+            self.anchors_unknown = False
+
+    def remember(self) -> Callable[[], None]:
+        """Returns a function that puts back whether the anchors are known."""
+        unknown = self.anchors_unknown
+
+        def put_back() -> None:
+            self.anchors_unknown = unknown
+
+        return put_back
+
+    @property
+    def rule_variables(self) -> list[Any]:
+        """The rule's state variables, its own step counter included."""
+        return [] if self.rule is None else list(self.rule.variables)
 
     @property
     def starts_at_initial(self) -> bool:
@@ -152,67 +193,72 @@ class BuiltGroup:
         anchor = self.planned.group.anchor
         return anchor is not None and anchor.kind == "initial"
 
+    @property
+    def anchored(self) -> list[BuiltVariable]:
+        """The variables that have a stored anchor."""
+        return [own for own in self.members if own.anchor is not None]
+
     def capture_anchors(self, only: Collection[str] | None = None) -> None:
-        """Takes the present weights as the anchors, of the paths in `only` or of all."""
-        for index, planned in enumerate(self.planned.variables):
-            anchor = self.anchors[index]
-            if anchor is not None and (only is None or planned.path in only):
-                variable = self.variables[index]
-                anchor.assign(keras.ops.copy(keras.ops.convert_to_tensor(variable)))
+        """Takes the present weights as the anchors.
+
+        Args:
+            only: The layer paths of the variables. Default: all of the group.
+        """
+        for own in self.anchored:
+            if only is None or own.path in only:
+                own.anchor.assign(ops.copy(ops.convert_to_tensor(own.variable)))
         if only is None:
             self.anchors_unknown = False
 
     def drift(self) -> Tensor:
         """Returns `‖w − a‖` over the anchored variables, a float32 scalar."""
         squares = [
-            keras.ops.sum(keras.ops.square(keras.ops.cast(v - a, "float32")))
-            for v, a in zip(self.variables, self.anchors, strict=True)
-            if a is not None
+            ops.sum(ops.square(ops.cast(own.variable - own.anchor, "float32")))
+            for own in self.anchored
         ]
-        return keras.ops.stop_gradient(keras.ops.sqrt(keras.ops.sum(keras.ops.stack(squares))))
+        return ops.stop_gradient(ops.sqrt(ops.sum(ops.stack(squares))))
 
-    def state_at(self, index: int) -> list[Any]:
-        """Returns a variable, and the rule's state that belongs to it alone."""
-        place = self._ruled_places.get(id(self.variables[index]))
-        slots = [v for v in self.rule.variables if self.slots[id(v)][0] == place]
-        return [self.variables[index], *(slots if place is not None else ())]
+    # Step ---------------------------------------------------------------------------------------
+
+    @property
+    def is_fused(self) -> bool:
+        """Whether a fused step stands for the rule's own."""
+        return self._fused_step is not None
 
     @property
     def follows_base(self) -> bool:
         """Whether the rate is the base rate times the ratio."""
-        return self._own_rate is None
+        return self.planned.group.learning_rate is None
 
     def rate(self, base: Tensor, step: Tensor) -> Tensor:
         """Returns the group's rate at `step`, a float32 scalar."""
         if self.swept is not None:
-            return keras.ops.convert_to_tensor(self.swept)
-        own = base
-        if isinstance(self._own_rate, FromBase):
-            own = self._own_rate.function(base)
-        elif self._own_rate is not None:
-            own = self._own_rate(step)
-        return keras.ops.cast(own, "float32") * self.scalars["learning_rate_ratio"].at(step)
+            return ops.convert_to_tensor(self.swept)
+        own = self.planned.group.learning_rate
+        if isinstance(own, FromBase):
+            base = own.function(base)
+        elif own is not None:
+            base = own(step)
+        return ops.cast(base, "float32") * self.scalars["learning_rate_ratio"].at(step)
 
-    def clip(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Applies the group's own clipping."""
-        return clipping.clip_group(gradients, *self.clipping)
+    def clip(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Applies the group's own clipping to gradients."""
+        clipped = clipping.clip_group([gradient for _, gradient in pairs], self.clipping)
+        return [(own, gradient) for (own, _), gradient in zip(pairs, clipped, strict=True)]
 
     def update(
-        self,
-        gradients: list[Tensor],
-        indices: Sequence[int],
-        base: Tensor,
-        step: Tensor,
-        scale: Tensor | None = None,
+        self, pairs: Sequence[Pair], base: Tensor, step: Tensor, scale: Tensor | None = None
     ) -> None:
-        """Decays, then runs the rule, at the group's rate.
+        """Lets weights decay, and moves them by the rule.
 
         Args:
-            gradients: One per index, as the group clipped them.
-            indices: Places of their variables in the group.
+            pairs: Variables of the group and their gradients, as the group clipped them.
             base: The base rate.
             step: The optimizer step.
-            scale: What clipping over all groups multiplies gradients by; `None` for 1.
+            scale: The factor of the clip over all groups. Default: 1.
+
+        Raises:
+            ValueError: If the group decays toward anchors that are not known.
         """
         if self.anchors_unknown:
             raise ValueError(
@@ -220,64 +266,86 @@ class BuiltGroup:
                 "values, which a config does not hold: load the saved state, or pass `anchor=` "
                 "again."
             )
-        variables = [self.variables[index] for index in indices]
-        rates = self._rates.at(self.rate(base, step), step)
-        try:
-            decays = "weight_decay" in self.scalars
-            if self.accumulators[indices[0]] is not None:
-                # Means are wider than weights of low precision, which not every rule expects.
-                gradients = [
-                    keras.ops.cast(gradient, variable.dtype)
-                    for gradient, variable in zip(gradients, variables, strict=True)
-                ]
-            move = Move(
-                gradients=gradients,
-                variables=variables,
-                classes=[self._rates.classes[index] for index in indices],
-                rates=rates,
-                scale=scale,
-                weight_decay=self.scalars["weight_decay"].at(step) if decays else None,
-                decayed=[self.planned.variables[index].decayed for index in indices],
-                anchors=[self.anchors[index] for index in indices],
-            )
-            with self._fields.at(step):
-                self._updates.apply(move)
-        finally:
-            # A traced value must not outlive its trace.
-            self._rate = None
+        if self._is_accumulated:
+            # Means are wider than weights of low precision, which not every rule expects.
+            pairs = [(own, ops.cast(g, own.variable.dtype)) for own, g in pairs]
+        rates = self._rates(self.rate(base, step), step)
+        decays = "weight_decay" in self.scalars
+        weight_decay = self.scalars["weight_decay"].at(step) if decays else None
+        made: dict[Any, Any] = {}
+
+        def by_rate(pairs: Sequence[Pair]) -> list[ListStep]:
+            found: dict[int | None, list[Pair]] = {}
+            for pair in pairs:
+                found.setdefault(pair[0].planned.ratio_index, []).append(pair)
+            return [
+                ListStep(
+                    self.rule,
+                    own,
+                    rates[index],
+                    scale,
+                    None if weight_decay is None else rates[index] * weight_decay,
+                    made,
+                )
+                for index, own in found.items()
+            ]
+
+        fused, rest = self._split(pairs)
+        with self._fields.at(step):
+            for part in by_rate(fused):
+                self._fused_step(part)
+            for own, _ in fused:
+                if own.variable.constraint is not None:
+                    own.variable.assign(own.variable.constraint(own.variable))
+            if rest:
+                self._apply_rule(by_rate(rest))
+            else:
+                self.rule.iterations.assign_add(1)
+
+    def _rates(self, rate: Tensor, step: Tensor) -> dict[int | None, Tensor]:
+        """Returns the rate of the variables of each ratio, float32 scalars."""
+        rates = {}
+        for index, ratio in self._ratios.items():
+            value = ops.cast(ratio(step), "float32") if callable(ratio) else ratio
+            rates[index] = rate if value is None else rate * value
+        return rates
+
+    def _split(self, pairs: Sequence[Pair]) -> tuple[list[Pair], list[Pair]]:
+        """Returns the pairs that a fused step takes, and the rest."""
+        if self._fused_step is None:
+            return [], list(pairs)
+        can = backend.are_fusible([g for _, g in pairs], [own.variable for own, _ in pairs])
+        fused = [pair for pair, is_fused in zip(pairs, can, strict=True) if is_fused]
+        return fused, [pair for pair, is_fused in zip(pairs, can, strict=True) if not is_fused]
+
+    def _apply_rule(self, steps: Sequence[ListStep]) -> None:
+        """Lets the rule's own `apply` move variables, once for each rate.
+
+        Each call takes the same optimizer step: state that all variables share, such as the step
+        counter, is put back in between.
+        """
+        shared = [
+            variable
+            for variable in self.rule.variables
+            if len(steps) > 1 and self.slots[id(variable)][0] is None and len(variable.shape) == 0
+        ]
+        before = [(variable, ops.copy(ops.convert_to_tensor(variable))) for variable in shared]
+        for turn, part in enumerate(steps):
+            for variable, value in before if turn else ():
+                variable.assign(value)
+            gradients = [gradient for _, gradient in part.pairs]
+            if part.scale is not None:
+                gradients = backend.scale(gradients, part.scale)
+            if part.decay is not None:
+                decay.apply_decay([own for own, _ in part.pairs if own.is_decayed], part.decay)
+            self._rate = part.rate
+            try:
+                self.rule.apply(gradients, [own.variable for own, _ in part.pairs])
+            finally:
+                # A traced value must not outlive its trace.
+                self._rate = None
 
     def skip(self, step: Tensor) -> None:
         """Counts a step in which the group had no gradient, so that groups stay in phase."""
         with self._fields.at(step):
             compat.skip_step(self.rule)
-
-    @property
-    def rule_variables(self) -> list[Any]:
-        """The rule's state variables, its own step counter included."""
-        return [] if self.rule is None else list(self.rule.variables)
-
-    def entries(self) -> dict[str, Any]:
-        """Returns the state to save, by key."""
-        found: dict[str, Any] = {}
-        for name, scalar in self.scalars.items():
-            if scalar.variable is not None:
-                found[f"@{name}/{self.name}"] = scalar.variable
-        if self.rule is None:
-            return found
-        paths = {id(v): p.path for v, p in zip(self.variables, self.planned.variables, strict=True)}
-        for variable in self.rule.variables:
-            if variable is self.rule.iterations:
-                # Not the optimizer's own: a rule that starts over later has made fewer steps.
-                found[f"{self.name}/@rule/@iterations"] = variable
-                continue
-            index, slot = self.slots[id(variable)]
-            owner = "@rule" if index is None else paths[id(self.ruled[index])]
-            found[f"{self.name}/{owner}/{slot}"] = variable
-        for planned, anchor in zip(self.planned.variables, self.anchors, strict=True):
-            if anchor is not None:
-                found[f"{self.name}/{planned.path}/@anchor"] = anchor
-        for name, own in (("@average", self.averages), ("@accumulator", self.accumulators)):
-            for planned, variable in zip(self.planned.variables, own, strict=True):
-                if variable is not None:
-                    found[f"{self.name}/{planned.path}/{name}"] = variable
-        return found

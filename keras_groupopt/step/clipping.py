@@ -23,6 +23,8 @@ from keras_groupopt import backend
 
 # Tensors have no common type over three backends.
 Tensor = Any
+# `clipnorm`, `global_clipnorm` and `clipvalue` of a group, of which at most one is set.
+Limits = tuple[float | None, float | None, float | None]
 
 
 def scale_for(norm: Tensor, limit: float) -> Tensor:
@@ -43,13 +45,9 @@ def clip_by_global_norm(gradients: Sequence[Tensor], limit: float) -> list[Tenso
     return backend.scale(gradients, scale_for(backend.global_norm(gradients), limit))
 
 
-def clip_group(
-    gradients: Sequence[Tensor],
-    clipnorm: float | None,
-    global_clipnorm: float | None,
-    clipvalue: float | None,
-) -> list[Tensor]:
-    """Applies a group's own clipping; at most one limit is set."""
+def clip_group(gradients: Sequence[Tensor], limits: Limits) -> list[Tensor]:
+    """Applies a group's own clipping."""
+    clipnorm, global_clipnorm, clipvalue = limits
     if clipvalue is not None:
         return [backend.clip_by_value(gradient, clipvalue) for gradient in gradients]
     if clipnorm is not None:
@@ -57,3 +55,20 @@ def clip_group(
     if global_clipnorm is not None:
         return clip_by_global_norm(gradients, global_clipnorm)
     return list(gradients)
+
+
+def is_clipped(gradients: Sequence[Tensor], limits: Limits, norm: Tensor | None = None) -> Tensor:
+    """Returns whether a group's own clipping changes a gradient, a boolean scalar.
+
+    Args:
+        gradients: The gradients of a group that clips by itself.
+        limits: The group's limits.
+        norm: The norm of all of these gradients. Default: it is taken here, if it is needed.
+    """
+    clipnorm, global_clipnorm, clipvalue = limits
+    if clipvalue is not None:
+        return backend.largest(gradients) > clipvalue
+    if clipnorm is not None:
+        norms = ops.stack([backend.global_norm([gradient]) for gradient in gradients])
+        return ops.max(norms) > clipnorm
+    return (backend.global_norm(gradients) if norm is None else norm) > global_clipnorm

@@ -16,25 +16,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from keras_groupopt import backend
+from keras_groupopt.backend.fused_step import Member
 
 
-def apply_decay(
-    variables: Sequence[Any], anchors: Sequence[Any | None], learning_rate: Any, weight_decay: Any
-) -> None:
+def apply_decay(members: Sequence[Member], factor: Any) -> None:
     """Moves each variable toward its anchor, in place.
 
     Args:
-        variables: Keras variables of any shape and float dtype.
-        anchors: Per variable, a variable of its shape, or `None` for zero.
-        learning_rate: `η`, a float32 scalar tensor, per optimizer step.
-        weight_decay: `λ`, a float32 scalar tensor.
+        members: The variables that decay, of any shape and float dtype.
+        factor: `η · λ` of this optimizer step, a float32 scalar tensor.
     """
-    factor = learning_rate * weight_decay
-    free = [v for v, anchor in zip(variables, anchors, strict=True) if anchor is None]
-    pairs = [
-        (v, anchor) for v, anchor in zip(variables, anchors, strict=True) if anchor is not None
-    ]
+    free = [own.variable for own in members if own.anchor is None]
+    anchored = [own for own in members if own.anchor is not None]
     if free:
         backend.decay_to_zero(free, factor)
-    if pairs:
-        backend.decay_to_anchor([v for v, _ in pairs], [anchor for _, anchor in pairs], factor)
+    if anchored:
+        variables, anchors = [own.variable for own in anchored], [own.anchor for own in anchored]
+        backend.decay_to_anchor(variables, anchors, factor)

@@ -10,14 +10,9 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from keras_groupopt.base import compat
-from keras_groupopt.step.averages import wide_dtype
+from keras_groupopt.step.kept import Kept, add_beside
 from keras_groupopt.step.scalar import Scalar
-
-# No rule of a group and nothing of the optimizer's own has such names.
-PREFIX = "@gradient_rule:"
-# In a manifest's declared values: whose the rest is.
-RULE = "@gradient_rule"
+from keras_groupopt.step.state_keys import GRADIENT_RULE_STATE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,45 +36,36 @@ class Wanted:
     late: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
-class GradientState:
+class GradientState(Kept):
     """The variables of a gradient rule.
 
     Args:
         wanted: What to keep.
+        weights: The weights that may be perturbed.
     """
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: Wanted, weights: Sequence[Any]) -> None:
         self.wanted = wanted
+        self._weights = weights
         self.scalars = {
             name: Scalar(name, declared, wanted.name) for name, declared in wanted.scalars.items()
         }
         # Per slot, by the identity of the weight it is beside.
         self.slots: dict[str, dict[int, Any]] = {name: {} for name in wanted.slots}
 
-    def make_variables(self, owner: Any, variables: Sequence[Any]) -> None:
-        """Makes the scalars and the slots, which start at zero.
-
-        Args:
-            owner: What the variables belong to, with Keras' `add_variable`.
-            variables: The weights that may be perturbed.
-        """
+    def make_variables(self, owner: Any) -> None:
+        """Makes the scalars and the slots, which start at zero."""
         for scalar in self.scalars.values():
             scalar.build(owner, "gradient_rule")
         for name, value in self.wanted.current.items():
             self.scalars[name].set(value)
         if not self.slots:
             return
-        reached = self.wanted.reach(variables)
+        reached = self.wanted.reach(self._weights)
         for name, own in self.slots.items():
-            for variable in variables:
-                if id(variable) in reached:
-                    own[id(variable)] = owner.add_variable(
-                        shape=variable.shape,
-                        initializer="zeros",
-                        dtype=wide_dtype(variable),
-                        layout=compat.layout_of(variable),
-                        name=name,
-                    )
+            for weight in self._weights:
+                if id(weight) in reached:
+                    own[id(weight)] = add_beside(owner, weight, name)
 
     def set_late(self) -> None:
         """Sets the numbers that were set after the state was loaded."""
@@ -118,12 +104,14 @@ class GradientState:
 
     def declared(self) -> dict[str, Any]:
         """Returns what was declared for each scalar, by the key of its state."""
-        return {PREFIX + name: scalar.declared for name, scalar in self.scalars.items()}
+        return {
+            GRADIENT_RULE_STATE + name: scalar.declared for name, scalar in self.scalars.items()
+        }
 
     def entries(self) -> dict[str, Any]:
         """Returns the scalars to save, by key."""
         return {
-            PREFIX + name: scalar.variable
+            GRADIENT_RULE_STATE + name: scalar.variable
             for name, scalar in self.scalars.items()
             if scalar.variable is not None
         }
@@ -131,7 +119,7 @@ class GradientState:
     def beside(self, variable: Any) -> dict[str, Any]:
         """Returns the slots beside a weight, by the last part of their keys."""
         return {
-            PREFIX + name: own[id(variable)]
+            GRADIENT_RULE_STATE + name: own[id(variable)]
             for name, own in self.slots.items()
             if id(variable) in own
         }

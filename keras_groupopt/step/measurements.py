@@ -14,7 +14,7 @@ that a compiled step never waits for the host. They are no part of a run's state
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -22,11 +22,13 @@ import numpy as np
 from keras import ops
 
 from keras_groupopt import backend
-from keras_groupopt.step import nonfinite
+from keras_groupopt.step import clipping, nonfinite
+from keras_groupopt.step.built_group import BuiltGroup
+from keras_groupopt.step.built_variable import BuiltVariable, Pair
 
 Tensor = Any
 # Per group the norm of its weights before a step, and copies of those that may move.
-Before = list[tuple[Tensor, list[Tensor]] | None]
+Before = dict[BuiltGroup, tuple[Tensor, list[Tensor]]]
 # By measurement, then by group; `None` stands for all groups together.
 Means = dict[str, dict[str | None, float]]
 
@@ -41,7 +43,7 @@ class Measurements:
         groups: The built groups.
     """
 
-    def __init__(self, names: Iterable[str], groups: Sequence[Any]) -> None:
+    def __init__(self, names: Iterable[str], groups: Sequence[BuiltGroup]) -> None:
         self.names = tuple(name for name in NAMES if name in set(names))
         self.groups = groups
         self.steps = _zeros((), "steps")
@@ -60,40 +62,33 @@ class Measurements:
     # Within a step ------------------------------------------------------------------------------
 
     def note_gradients(
-        self, gradients: Sequence[Sequence[Tensor]], norms: Tensor | None
+        self, came: Mapping[BuiltGroup, Sequence[Pair]], norms: Tensor | None
     ) -> Tensor | None:
         """Measures gradients before they are clipped.
 
         Args:
-            gradients: Per group, its gradients.
-            norms: The norm of each group that has some, where it is known.
+            came: Per group that has some, its variables and their gradients.
+            norms: The norm of each of these groups, or `None` if it is not known.
 
         Returns:
-            These norms, where they are known now.
+            These norms, or `None` if they are not known now either.
         """
-        limited = [
-            bool(own) and CLIP_SHARE in self.names and any(group.clipping)
-            for group, own in zip(self.groups, gradients, strict=True)
-        ]
-        needed = GRADIENT_NORM in self.names or any(
-            is_limited and group.clipping[1] is not None
-            for group, is_limited in zip(self.groups, limited, strict=True)
-        )
-        if norms is None and needed and any(gradients):
-            _, norms = nonfinite.group_norms(gradients)
-        numbers = [number for number, own in enumerate(gradients) if own]
+        limited = [group for group in came if CLIP_SHARE in self.names and any(group.clipping)]
+        by_norm = [group for group in limited if group.clipping[1] is not None]
+        if norms is None and came and (GRADIENT_NORM in self.names or by_norm):
+            norms = nonfinite.group_norms(came.values())
+        known = {} if norms is None else {group: norms[i] for i, group in enumerate(came)}
         if GRADIENT_NORM in self.names and norms is not None:
-            found = {number: norms[place] for place, number in enumerate(numbers)}
+            found = {group.number: norm for group, norm in known.items()}
             found[len(self.groups)] = ops.sqrt(ops.sum(ops.square(norms)))
             self._add(GRADIENT_NORM, found)
-        if any(limited):
-            found = {}
-            for place, number in enumerate(numbers):
-                if limited[number]:
-                    limits = self.groups[number].clipping
-                    norm = None if norms is None else norms[place]
-                    found[number] = _is_clipped(gradients[number], limits, norm)
-            self._add(CLIP_SHARE, found)
+        clipped = {
+            group.number: clipping.is_clipped(
+                [gradient for _, gradient in came[group]], group.clipping, known.get(group)
+            )
+            for group in limited
+        }
+        self._add(CLIP_SHARE, clipped)
         return norms
 
     def note_joint_clip(self, norm: Tensor, limit: float) -> None:
@@ -102,51 +97,45 @@ class Measurements:
             self._add(CLIP_SHARE, {len(self.groups): norm > limit})
 
     def weights_before(
-        self, indices: Sequence[Sequence[int]], absent: Sequence[Sequence[int]]
+        self,
+        came: Mapping[BuiltGroup, Sequence[Pair]],
+        absent: Mapping[BuiltGroup, Sequence[BuiltVariable]],
     ) -> Before | None:
-        """Returns what `note_step` needs of the weights before the step, `None` for nothing.
+        """Returns what `note_step` needs of the weights before the step; `None` for nothing.
 
         Args:
-            indices: Per group, the places of variables that may move.
-            absent: Per group, the places of trainable variables without a gradient.
+            came: Per group that has some, the variables that may move, and their gradients.
+            absent: Per group that has some, the trainable variables without a gradient.
         """
         if UPDATE_RATIO not in self.names:
             return None
-        before: Before = []
-        for group, own, others in zip(self.groups, indices, absent, strict=True):
-            if not own:
-                before.append(None)
-                continue
+        before: Before = {}
+        for group, pairs in came.items():
             # By copy: torch moves weights in place, and TensorFlow's tensor is the variable.
-            old = [ops.copy(ops.convert_to_tensor(group.variables[index])) for index in own]
-            rest = [ops.convert_to_tensor(group.variables[index]) for index in others]
-            before.append((backend.global_norm([*old, *rest]), old))
+            old = [ops.copy(ops.convert_to_tensor(own.variable)) for own, _ in pairs]
+            rest = [ops.convert_to_tensor(own.variable) for own in absent.get(group, ())]
+            before[group] = backend.global_norm([*old, *rest]), old
         return before
 
-    def note_step(self, indices: Sequence[Sequence[int]], before: Before | None) -> None:
+    def note_step(self, came: Mapping[BuiltGroup, Sequence[Pair]], before: Before | None) -> None:
         """Counts a step, and measures how far it moved the weights.
 
         Args:
-            indices: As in `weights_before`.
+            came: As in `weights_before`.
             before: What that returned.
         """
         self.steps.assign_add(1.0)
         if before is None or self.counts is None:
             return
+        # Without a gradient a group moved by 0.
+        counted: dict[int, Any] = {g.number: 1.0 for g in self.groups if not g.frozen}
         ratios: dict[int, Tensor] = {}
-        counted: dict[int, Tensor] = {}
-        for number, (group, own) in enumerate(zip(self.groups, indices, strict=True)):
-            entry = before[number]
-            if group.frozen or entry is None:
-                # Without a gradient it moved by 0.
-                counted[number] = ops.convert_to_tensor(0.0 if group.frozen else 1.0, "float32")
-                continue
-            norm, old = entry
-            moved = backend.distance(old, [group.variables[index] for index in own])
+        for group, (norm, old) in before.items():
+            moved = backend.distance(old, [own.variable for own, _ in came[group]])
             is_zero = ops.equal(norm, 0)
             ratio = moved / ops.where(is_zero, ops.ones_like(norm), norm)
-            ratios[number] = ops.where(is_zero, ops.zeros_like(ratio), ratio)
-            counted[number] = ops.logical_not(is_zero)
+            ratios[group.number] = ops.where(is_zero, ops.zeros_like(ratio), ratio)
+            counted[group.number] = ops.logical_not(is_zero)
         self._add(UPDATE_RATIO, ratios)
         self.counts.assign_add(self._vector(counted))
 
@@ -208,21 +197,6 @@ def check_names(names: Sequence[str]) -> None:
         if name not in NAMES:
             listed = ", ".join(f'"{known}"' for known in NAMES)
             raise ValueError(f"A measurement must be one of {listed}. Received: {name!r}.")
-
-
-def _is_clipped(
-    gradients: Sequence[Tensor],
-    limits: tuple[float | None, float | None, float | None],
-    norm: Tensor | None,
-) -> Tensor:
-    """Returns whether a group's own clipping changes a gradient, a boolean scalar."""
-    clipnorm, global_clipnorm, clipvalue = limits
-    if clipvalue is not None:
-        return backend.largest(gradients) > clipvalue
-    if clipnorm is not None:
-        norms = ops.stack([backend.global_norm([gradient]) for gradient in gradients])
-        return ops.max(norms) > clipnorm
-    return norm > global_clipnorm  # type: ignore[operator]
 
 
 def _zeros(shape: tuple[int, ...], name: str) -> Any:

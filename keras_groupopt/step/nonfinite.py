@@ -6,12 +6,15 @@ be clipped either. One group that is not finite skips the step of all groups.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from keras import ops
 
 from keras_groupopt import backend
+from keras_groupopt.step.built_variable import Pair
+from keras_groupopt.step.kept import Kept, add_scalar
+from keras_groupopt.step.state_keys import FIRST_NONFINITE_GROUP, SKIPPED_STEPS
 
 Tensor = Any
 
@@ -19,25 +22,21 @@ NONE = -1
 POLICIES = ("skip", "propagate", "raise")
 
 
-class Guard:
+class Guard(Kept):
     """What a built optimizer keeps of steps it skipped."""
 
     def __init__(self) -> None:
         self.skipped: Any = None
         self.first: Any = None
 
-    def make_variables(self, optimizer: Any) -> None:
+    def make_variables(self, owner: Any) -> None:
         """Makes the count of skipped steps and the index of the group at fault."""
-        self.skipped, self.first = (
-            optimizer.add_variable(
-                shape=(),
-                initializer=initializer,
-                dtype="int32",
-                aggregation="only_first_replica",
-                name=name,
-            )
-            for name, initializer in (("skipped_steps", "zeros"), ("first_nonfinite_group", _none))
-        )
+        self.skipped = add_scalar(owner, "skipped_steps", "int32")
+        self.first = add_scalar(owner, "first_nonfinite_group", "int32", _none)
+
+    def entries(self) -> dict[str, Any]:
+        """Returns both, by key."""
+        return {SKIPPED_STEPS: self.skipped, FIRST_NONFINITE_GROUP: self.first}
 
     def record(self, finite: Tensor, first: Tensor) -> None:
         """Counts a step that was skipped, and keeps the first group at fault.
@@ -54,10 +53,9 @@ def _none(shape: Any, dtype: Any = None) -> Tensor:
     return ops.full(shape, NONE, dtype=dtype)
 
 
-def group_norms(gradients: Sequence[Sequence[Tensor]]) -> tuple[list[int], Tensor]:
-    """Returns which groups have gradients, and the norm of each, a float32 vector."""
-    numbers = [number for number, own in enumerate(gradients) if own]
-    return numbers, ops.stack([backend.global_norm(gradients[number]) for number in numbers])
+def group_norms(came: Iterable[Sequence[Pair]]) -> Tensor:
+    """Returns the norm of the gradients of each group, a float32 vector."""
+    return ops.stack([backend.global_norm([g for _, g in pairs]) for pairs in came])
 
 
 def are_finite(norms: Tensor) -> Tensor:

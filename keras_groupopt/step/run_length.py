@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from keras import ops
@@ -12,6 +12,8 @@ from keras_groupopt import backend
 from keras_groupopt.base import compat
 from keras_groupopt.plan.plan import Plan
 from keras_groupopt.schedules.horizon import horizon, length_of, needs_horizon
+from keras_groupopt.step.kept import Kept, add_scalar
+from keras_groupopt.step.state_keys import TOTAL_STEPS
 
 Tensor = Any
 
@@ -43,7 +45,7 @@ def of_fit(model: Any, accumulation: int | None) -> int | None:
     return min(max(int(epochs) * int(batches) // (accumulation or 1), 1), ENDLESS)
 
 
-class RunLength:
+class RunLength(Kept):
     """The length of the run that an optimizer is in, for schedules with `total_steps="fit"`.
 
     The first `fit` that trains fills it in, and from then on it is state.
@@ -61,15 +63,17 @@ class RunLength:
         # Steps that count in place of all that is known, as in a search for rates.
         self.pretended: int | None = None
 
-    def make_variables(self, optimizer: Any) -> None:
+    def make_variables(self, owner: Any) -> None:
         """Makes the number of steps, 0 while it is not known."""
-        self.variable = optimizer.add_variable(
-            shape=(),
-            initializer="zeros",
-            dtype="int32",
-            aggregation="only_first_replica",
-            name="total_steps",
-        )
+        self.variable = add_scalar(owner, "total_steps", "int32")
+
+    def entries(self) -> dict[str, Any]:
+        """Returns the number of steps, by key."""
+        return {TOTAL_STEPS: self.variable}
+
+    def after_load(self, loaded: Collection[str], iterations: int) -> None:
+        """Looks whether a length was loaded."""
+        self.look()
 
     def in_run(self, iterations: Any) -> horizon:
         """Returns a block in which schedules end with the run.
@@ -96,17 +100,12 @@ class RunLength:
         self.variable.assign(total)
         self._seen = True
 
-    @property
-    def is_unknown(self) -> bool:
-        """Whether no length is kept; where a compiled step holds it, as when it was last seen."""
-        self.look()
-        return not self._seen
-
-    def look(self) -> None:
-        """Sees whether a length is kept, where that can be read."""
+    def look(self) -> bool:
+        """Returns whether a length is kept; if it cannot be read now, whether it was before."""
         with backend.outside_compiled_step():
             if compat.is_readable(self.variable):
                 self._seen = backend.on_host(self.variable) > 0
+        return self._seen
 
     def _total(self, iterations: Any) -> Tensor:
         if self.pretended is not None:
@@ -119,7 +118,7 @@ class RunLength:
             # With `initial_epoch` the epochs count those done before; a further `fit` does not.
             end = ops.where(done < told, told, done + told)
             return ops.where(kept > 0, kept, end)
-        if self.is_unknown:
+        if not self.look():
             if model is None:
                 raise ValueError(NO_MODEL)
             raise ValueError(

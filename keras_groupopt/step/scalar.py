@@ -15,6 +15,7 @@ from keras_groupopt import backend
 from keras_groupopt.base.checks import check_number, is_schedule
 from keras_groupopt.plan import sampled_rates
 from keras_groupopt.plan.plan_dict import describe_scalar
+from keras_groupopt.step.kept import add_scalar
 
 sampled_rates.set_compiler(backend.compiled)
 
@@ -39,16 +40,11 @@ class Scalar:
         """Whether it is computed from the step and cannot be set."""
         return is_schedule(self.declared)
 
-    def build(self, optimizer: keras.optimizers.Optimizer, prefix: str) -> None:
-        """Makes the variable of a number among `optimizer`'s own."""
+    def build(self, owner: Any, prefix: str) -> None:
+        """Makes the variable of a number among an optimizer's own."""
         if not self.is_schedule:
-            self.variable = optimizer.add_variable(
-                shape=(),
-                initializer=keras.initializers.Constant(self.declared),
-                dtype="float32",
-                aggregation="only_first_replica",
-                name=f"{prefix}_{self.name}",
-            )
+            initializer = keras.initializers.Constant(self.declared)
+            self.variable = add_scalar(owner, f"{prefix}_{self.name}", "float32", initializer)
 
     def at(self, step: Any) -> Any:
         """Returns the value at `step`, a float32 scalar tensor."""

@@ -122,8 +122,8 @@ class Attachment:
         if is_grouped:
             rebuilding.keep_for_gradient_rule(optimizer, self.wanted, self.model)
         else:
-            self._own = GradientState(self.wanted)
-            self._own.make_variables(_Owner(self.own_variables), [])
+            self._own = GradientState(self.wanted, [])
+            self._own.make_variables(_Owner(self.own_variables))
 
     def check_optimizer(self) -> None:
         """Refuses an optimizer that keeps what the rule of another model asked for.
@@ -190,7 +190,7 @@ class Attachment:
         """Returns the identities of variables in frozen groups."""
         built = None if self._optimizer is None else self._optimizer._built
         groups = [] if built is None else built.groups
-        return {id(v) for group in groups if group.frozen for v in group.variables}
+        return {id(own.variable) for group in groups if group.frozen for own in group.members}
 
     # Step ---------------------------------------------------------------------------------------
 

@@ -178,7 +178,7 @@ def uses_fused_step(rule: Any, **options: Any) -> bool:
     own = optimizer(rule, True, **options)
     own.build(variables(SHAPES))
     (group,) = own._built.groups
-    return group._updates.is_fused
+    return group.is_fused
 
 
 @each_rule
@@ -253,5 +253,5 @@ def test_a_layer_wise_and_a_matrix_rule_keep_their_own_update() -> None:
 def test_it_is_switched_off_by_one_argument_that_a_config_keeps() -> None:
     own = optimizer("adam", False)
     own.build(variables(SHAPES))
-    assert not own._built.groups[0]._updates.is_fused
+    assert not own._built.groups[0].is_fused
     assert kgo.GroupedOptimizer.from_config(own.get_config()).fused is False

@@ -13,11 +13,21 @@ from comparing import assert_same
 
 import keras_groupopt as kgo
 
+
+class Whole(keras.optimizers.SGD):
+    """A rule that updates all variables in a way of its own."""
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        for gradient, variable in zip(grads, trainable_variables, strict=True):
+            variable.assign_sub(keras.ops.cast(learning_rate, variable.dtype) * gradient)
+
+
 RULES = [
     *("sgd", "adam", "nadam", "lion", "lamb", "rmsprop", "radam", "adafactor"),
     keras.optimizers.Muon,
     kgo.rule("lookahead", rule="nadam", sync_period=2),
     kgo.rule("schedulefreeadamw", warmup_steps=2),
+    Whole,
 ]
 GROUPS = [
     kgo.Group("matrices", kgo.rank(2), rule=kgo.rule("sgd", momentum=0.5)),
@@ -128,16 +138,3 @@ def test_a_change_of_ratios_is_logged_where_state_is_loaded(tmp_path, caplog):
         with caplog.at_level(logging.WARNING):
             model_with(ratio).load_weights(tmp_path / "a.weights.h5")
         assert ("ratios: declared as" in caplog.text) == said
-
-
-class Whole(keras.optimizers.SGD):
-    """A rule that updates all variables in a way of its own."""
-
-    def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        for gradient, variable in zip(grads, trainable_variables, strict=True):
-            variable.assign_sub(keras.ops.cast(learning_rate, variable.dtype) * gradient)
-
-
-def test_a_rule_that_cannot_have_several_rates_is_refused():
-    with pytest.raises(ValueError, match="must update its variables in `update_step`"):
-        trained(optimizer(Whole, ratios=[("head", 0.5)]))

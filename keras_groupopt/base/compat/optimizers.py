@@ -99,55 +99,12 @@ def rate_variable(optimizer: Any) -> Any:
     return rate if isinstance(rate, keras.Variable) else None
 
 
-def redirect_list_updates(rule: Any, around: Any) -> None:
-    """Has `around(update, gradients, variables)` called in place of the update of all variables.
-
-    `update(gradients, variables)` is what the rule would have done, at its own rate.
-    """
-    update = rule._backend_update_step
-
-    def redirected(gradients: Any, variables: Any, learning_rate: Any) -> None:
-        def original(gradients: Any, variables: Any) -> None:
-            update(gradients, variables, learning_rate)
-
-        around(original, gradients, variables)
-
-    rule._backend_update_step = redirected
-
-
-def redirect_updates(rule: Any, around: Any) -> None:
-    """Has `around(update, gradients, variables)` called in place of each update of variables.
-
-    `update(gradients, variables, learning_rate)` is what the rule would have done. Keras updates
-    one variable at a time, but several of its own rules take lists on torch; it has no public
-    place for a rate per variable.
-    """
-    rule = moving(rule)
-    one = rule.update_step
-
-    def single(gradients: Any, variables: Any, learning_rate: Any) -> None:
-        one(gradients[0], variables[0], learning_rate)
-
-    rule.update_step = lambda gradient, variable, _: around(single, [gradient], [variable])
-    several = getattr(rule, "_parallel_update_step", None)
-    if several is not None:
-        rule._parallel_update_step = lambda gradients, variables, _: around(
-            several, gradients, variables
-        )
-
-
 def place_in(rule: Any, variable: Any) -> int:
     """Returns the place of a variable among those of a built rule, which has no getter.
 
     On TensorFlow `variable` may be the backend's own.
     """
     return int(rule._get_variable_index(variable))
-
-
-def shared_state(rule: Any) -> list[Any]:
-    """Returns the state that Keras' own rules keep for all variables, beside the step counter."""
-    mover = moving(rule)
-    return [mover._u_product] if isinstance(mover, keras.optimizers.Nadam) else []
 
 
 def has_decay_exclusion(optimizer: Any) -> bool:

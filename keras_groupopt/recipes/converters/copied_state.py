@@ -53,7 +53,11 @@ def copy_state(
 def _pairs(part: BuiltGroup, owners: Mapping[int, Any], strict: bool) -> list[tuple[Any, Any]]:
     """Returns the state variables of a group, each with the variable it is copied from."""
     found: dict[tuple[int | None, str], Any] = {}
-    inners = {id(inner): inner for v in part.ruled if (inner := owners.get(id(v))) is not None}
+    inners = {
+        id(inner): inner
+        for own in part.members
+        if (inner := owners.get(id(own.variable))) is not None and not own.is_overwritten
+    }
     for inner in inners.values():
         if type_of(inner) is not type_of(part.rule):
             continue
@@ -63,16 +67,14 @@ def _pairs(part: BuiltGroup, owners: Mapping[int, Any], strict: bool) -> list[tu
             if id(variable) in names:
                 index, slot = names[id(variable)]
                 found[None if index is None else id(variables[index]), slot] = variable
-    paths = {id(v): p.path for v, p in zip(part.variables, part.planned.variables, strict=True)}
     pairs, missing = [], []
     for variable in part.rule.variables:
         if variable is part.rule.iterations:
             continue
-        index, slot = part.slots[id(variable)]
-        owner = None if index is None else id(part.ruled[index])
-        source = found.get((owner, slot))
+        own, slot = part.slots[id(variable)]
+        source = found.get((None if own is None else id(own.variable), slot))
         if source is None or tuple(source.shape) != tuple(variable.shape):
-            missing.append(slot if owner is None else f"{paths[owner]}/{slot}")
+            missing.append(slot if own is None else f"{own.path}/{slot}")
         else:
             pairs.append((variable, source))
     if missing and strict:

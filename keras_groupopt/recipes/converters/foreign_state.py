@@ -16,6 +16,7 @@ from keras_groupopt.base.unwrap import unwrap
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.recipes.converters import weight_axes
 from keras_groupopt.step.built_group import BuiltGroup
+from keras_groupopt.step.built_variable import BuiltVariable
 
 _MOMENTS = {"exp_avg": "momentums", "exp_avg_sq": "velocities"}
 
@@ -98,10 +99,10 @@ def load_torch_state(
         )
     built = optimizer._require_built("load_torch_state")
     targets = {
-        planned.path: _Target(planned.path, part, variable)
+        own.path: _Target(part, own)
         for part in built.groups
         if not part.frozen
-        for planned, variable in zip(part.planned.variables, part.variables, strict=True)
+        for own in part.members
     }
     loading = _Loading(targets, transpose)
     states = {str(key): value for key, value in state_dict["state"].items()}
@@ -170,9 +171,8 @@ def _paths_by_number(state_dict: Mapping[str, Any], paths: Any) -> dict[Any, str
 class _Target:
     """One variable of the optimizer, and its slots."""
 
-    path: str
     part: BuiltGroup
-    variable: Any
+    own: BuiltVariable
 
     @property
     def rule(self) -> str:
@@ -181,13 +181,7 @@ class _Target:
     @property
     def slots(self) -> dict[str, Any]:
         """The state variables by slot."""
-        part = self.part
-        return {
-            slot: state
-            for state in part.rule.variables
-            for index, slot in [part.slots.get(id(state), (None, ""))]
-            if index is not None and part.ruled[index] is self.variable
-        }
+        return self.own.slots
 
 
 class _Loading:
@@ -249,9 +243,9 @@ class _Loading:
 
     def _fit(self, target: _Target, name: str, slot: Any, value: np.ndarray) -> None:
         shape = tuple(slot.shape)
-        where = f"{target.path}: {name} of shape {list(value.shape)}"
+        where = f"{target.own.path}: {name} of shape {list(value.shape)}"
         try:
-            fitting = weight_axes.to_keras(value, shape, self.transpose.get(target.path))
+            fitting = weight_axes.to_keras(value, shape, self.transpose.get(target.own.path))
         except ValueError:
             self.wrong.append(f"{where} fits transposed and not transposed; set `transpose`")
             return

@@ -58,7 +58,7 @@ class GroupRates:
     def __init__(self, optimizer: GroupedOptimizer) -> None:
         self._optimizer = optimizer
         self._built = optimizer._require_built("LearningRateFinder")
-        self._moving = [g for g in self._built.groups if not g.frozen and g.variables]
+        self._moving = [g for g in self._built.groups if not g.frozen and g.members]
         self.groups = tuple(group.name for group in self._moving)
         # By group, the factor of the base rate, and the rate if it does not follow the base.
         self._rates: dict[str, tuple[float, float]] = {}
@@ -76,7 +76,7 @@ class GroupRates:
     def _no_run(self) -> Iterator[None]:
         """Returns a block in which no `fit` is the run that schedules are made for."""
         length, run = self._built.run_length, self._optimizer._run
-        if length is not None and length.is_unknown:
+        if length is not None and not length.look():
             length.pretended = ENDLESS
         run.is_training = False
         try:

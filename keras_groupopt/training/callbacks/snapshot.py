@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import random
 from typing import Any
 
@@ -16,9 +15,8 @@ from keras_groupopt.optimizer import saving
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 from keras_groupopt.training.averaged_weights import synchronize
 
-# What `fit` sets on a model, and a step on a built optimizer.
+# What `fit` sets on a model.
 _SET_BY_FIT = ("history", "stop_training")
-_SET_BY_STEP = ("received", "received_in", "with_gradient", "warned")
 
 
 class Snapshot:
@@ -33,11 +31,9 @@ class Snapshot:
     def __init__(self, model: Any) -> None:
         self._model = model
         optimizer = unwrap(model.optimizer)
-        is_grouped = isinstance(optimizer, GroupedOptimizer)
-        self._built = optimizer._built if is_grouped else None
+        built = optimizer._built if isinstance(optimizer, GroupedOptimizer) else None
         # Before `variables` is read, which takes what is due.
-        self._put_back_state = saving.remember(optimizer) if is_grouped else None
-        self._fields = {name: copy.copy(getattr(self._built, name, None)) for name in _SET_BY_STEP}
+        self._put_back_state = None if built is None else saving.remember(optimizer)
         variables = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
         self._values = [
             (variable, backend.copies(variable))
@@ -63,8 +59,6 @@ class Snapshot:
             backend.set_buffer(buffer, value)
         if self._put_back_state is not None:
             self._put_back_state()
-            for name, field in self._fields.items():
-                setattr(self._built, name, copy.copy(field))
         python, numpy, own = self._generators
         random.setstate(python)
         np.random.set_state(numpy)

@@ -48,6 +48,7 @@ from keras_groupopt.step.built import BuiltOptimizer
 FIXED = (
     "clipnorm",
     "clipvalue",
+    "count_clipped_steps",
     "ema",
     "ema_momentum",
     "ema_overwrite_frequency",
@@ -125,6 +126,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             one trace for all variables of a shape), if there is such a step for it. The numbers
             are the rule's to rounding, and state and files are the same; `False` runs the rule's
             own update. Default: `True`.
+        count_clipped_steps: Whether `clipped_steps` counts, for each group, the optimizer steps in
+            which clipping shortened its gradients. The counts are saved. Each step then looks at
+            the gradients of groups with a clipping of their own once more. Default: `False`.
         use_ema: Keras' averages: as `ema=kgo.EMA(ema_momentum)`, but the first average is the
             weights after the first step, and `fit` ends by writing the averages into the weights.
             Default: `False`.
@@ -176,6 +180,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         ema: Average | None = None,
         on_nonfinite: str = "skip",
         fused: bool = True,
+        count_clipped_steps: bool = False,
         use_ema: bool = False,
         ema_momentum: float = 0.99,
         ema_overwrite_frequency: int | None = None,
@@ -204,6 +209,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         self.ema_overwrite_frequency = ema_overwrite_frequency
         self.ema, self.on_nonfinite = ema, on_nonfinite
         self.fused = check_switch("fused", fused, where=where)
+        self.count_clipped_steps = check_switch(
+            "count_clipped_steps", count_clipped_steps, where=where
+        )
         assigned = as_ratios(ratios)
         self.ratios = tuple((ratio.selector, ratio.value) for ratio in assigned)
         self.gradient_accumulation_steps = check_steps(gradient_accumulation_steps, where)
@@ -220,6 +228,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             gradient_accumulation_steps=self.gradient_accumulation_steps,
             ema=as_average(ema, use_ema, ema_momentum, ema_overwrite_frequency),
             fused=self.fused,
+            count_clipped_steps=self.count_clipped_steps,
             on_nonfinite=check_choice(
                 "on_nonfinite", on_nonfinite, nonfinite.POLICIES, where=where
             ),
@@ -299,6 +308,17 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     skipped_steps = property(values.skipped_steps)
     first_nonfinite_group = property(values.first_nonfinite_group)
     micro_batches = property(values.micro_batches)
+
+    @property
+    def clipped_steps(self) -> dict[str, Any]:
+        """The optimizer steps in which clipping shortened the gradients of each group; integers.
+
+        Empty unless the optimizer was made with `count_clipped_steps=True`, and built.
+        """
+        built = self._built
+        counts = None if built is None else built.clipped_steps
+        return {} if counts is None else dict(counts.counts)
+
     _check_finite = values.check_finite
     _average_pairs = values.average_pairs
     average_momentum = property(values.average_momentum)

@@ -40,6 +40,7 @@ class Defaults:
     ema: Average | None = None
     on_nonfinite: str = "skip"
     fused: bool = True
+    count_clipped_steps: bool = False
     unclaimed: str = "default"
     overlap: str = "error"
 

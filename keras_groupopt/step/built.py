@@ -16,6 +16,7 @@ from keras_groupopt.step.accumulation import Window
 from keras_groupopt.step.averages import Averages, Pair
 from keras_groupopt.step.built_group import BuiltGroup
 from keras_groupopt.step.built_variable import BuiltVariable
+from keras_groupopt.step.clipped_steps import ClippedSteps
 from keras_groupopt.step.gradient_rule_state import GradientState, Wanted
 from keras_groupopt.step.kept import Kept
 from keras_groupopt.step.measurements import Measurements
@@ -85,6 +86,9 @@ class BuiltOptimizer:
         self.guard = None if defaults.on_nonfinite == "propagate" else Guard()
         self.window = None if steps is None else Window(steps, [own for _, own in self.places])
         self.averages = None if defaults.ema is None else Averages(defaults.ema)
+        self.clipped_steps = (
+            ClippedSteps(self.moving_groups) if defaults.count_clipped_steps else None
+        )
         self.run_length = RunLength(live_model, steps) if is_needed(plan) else None
         self.gradient_state = None if wanted is None else GradientState(wanted, self.moving)
 
@@ -139,7 +143,7 @@ class BuiltOptimizer:
     @property
     def kept(self) -> list[Kept]:
         """Every piece of state, in the order of the optimizer's variables."""
-        shared = (self.guard, self.window, self.averages, self.run_length)
+        shared = (self.guard, self.window, self.averages, self.run_length, self.clipped_steps)
         own = (*shared, *self.groups, self.gradient_state)
         return [kept for kept in own if kept is not None]
 

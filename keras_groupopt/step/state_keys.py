@@ -18,6 +18,7 @@ STATISTICS_MADE = "@statistics_made"
 STATISTICS = "@statistics:"
 
 # Of a group, whose name follows after a slash.
+CLIPPED_STEPS = "@clipped_steps"
 LEARNING_RATE_RATIO = "@learning_rate_ratio"
 WEIGHT_DECAY = "@weight_decay"
 

@@ -48,6 +48,10 @@ class GroupLogger(keras.callbacks.Callback):
     model with a gradient rule (`kgo.SharpnessAwareModel`) logs `sam_gap` and the `gradient_norm`
     of its batches by itself.
 
+    `clipped_steps_<group>` is in the logs if the optimizer counts these steps
+    (`GroupedOptimizer(count_clipped_steps=True)`): the steps so far in which clipping shortened the
+    gradients of the group.
+
     A warning at the end of an epoch says how many steps the optimizer skipped in it because
     gradients were not finite, and which group was the first at fault. With `on_nonfinite="raise"`
     the error comes when the batch ends, instead of when `fit` ends; on JAX this waits for each
@@ -215,6 +219,8 @@ class GroupLogger(keras.callbacks.Callback):
         for name in self._measured:
             for group, mean in means[name].items():
                 logs[_OVER_ALL[name] if group is None else f"{name}_{names[group]}"] = mean
+        for group, count in optimizer.clipped_steps.items():
+            logs[f"clipped_steps_{names[group]}"] = backend.on_host(count)
         if self.ema_momentum:
             logs["ema_momentum"] = _as_float(optimizer.average_momentum)
         skipped = backend.on_host(optimizer.skipped_steps)

@@ -103,9 +103,10 @@ CHECKS := suite-tensorflow suite-jax suite-torch programs-tensorflow lowest once
 	programs-jax programs-torch $(BACKENDS:%=wheel-%)
 # What to run while you work.
 DAILY := once step-and-rules types lint
-test_on = KERAS_BACKEND=$(1) $(quiet_backends) $(jax_cache) $(test_python) -m pytest -p no:cacheprovider
-# JAX compiles each program once, for all checks together.
-jax_cache := JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/jax \
+test_on = KERAS_BACKEND=$(1) $(quiet_backends) $(test_python) -m pytest -p no:cacheprovider
+# What JAX compiles is kept from one run of a check to the next. Each check has a folder of its own,
+# as a file that another process is writing cannot be read.
+jax_cache = JAX_COMPILATION_CACHE_DIR=$(CURDIR)/build/jax/$@ \
 	JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0 JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 # $(call check,NAME,COMMAND)
 define check
@@ -145,7 +146,7 @@ step-and-rules: .venv-test/ready
 	$(call check,$@,$(call test_on,torch) -m "not once" tests/step tests/rules)
 
 $(BACKENDS:%=suite-%): suite-%: .venv-test/ready
-	$(call check,$@,$(call test_on,$*) -m "not once and not program")
+	$(call check,$@,$(jax_cache) $(call test_on,$*) -m "not once and not program")
 
 $(BACKENDS:%=programs-%): programs-%: .venv-test/ready
 	$(call check,$@,$(call test_on,$*) -m program)

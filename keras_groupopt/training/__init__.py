@@ -1,1 +1,1 @@
-"""The training step of a model, and the rules that say which gradient it gives the optimizer."""
+"""The training step with gradient rules, averages in use, and callbacks."""

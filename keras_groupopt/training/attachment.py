@@ -60,8 +60,7 @@ class Attachment:
         self._own: GradientState | None = None
         self.own_variables: list[Any] = []
         # Walking through the model in each step would be too slow.
-        self._choices: dict[tuple[int, ...], list[bool]] = {}
-        self._reached: tuple[tuple[int, ...], frozenset[int]] = ((), frozenset())
+        self._choices: dict[tuple[Any, ...], list[bool]] = {}
 
     @property
     def model(self) -> Any:
@@ -151,39 +150,27 @@ class Attachment:
         Raises:
             ValueError: If a selector names what is not there, or leaves none of the variables.
         """
-        key = tuple(map(id, variables))
-        if key != self._reached[0]:
-            excluded = self.rule.exclude_from_perturbation
-            reached = frozenset(key) - self._excluded()
-            if key and not reached:
-                raise ValueError(
-                    "A gradient rule must have a variable to perturb. Received: "
-                    f"exclude_from_perturbation={excluded!r} in {type(self.rule).__name__}, which "
-                    "chooses all of them."
-                )
-            self._reached = (key, reached)
-        return self._reached[1]
-
-    def _excluded(self) -> frozenset[int]:
-        """Returns the identities of the variables that the rule excludes from perturbation."""
-        selector = self.rule.exclude_from_perturbation
-        if not isinstance(selector, Selector):
-            return frozenset()
+        excluded, name = self.rule.exclude_from_perturbation, type(self.rule).__name__
         try:
-            return self._resolve(selector)
+            chosen = self._choose(excluded, variables)
         except ValueError as error:
-            name = type(self.rule).__name__
             raise ValueError(f"In `exclude_from_perturbation` of {name}: {error}") from error
+        if chosen and all(chosen):
+            raise ValueError(
+                "A gradient rule must have a variable to perturb. Received: "
+                f"exclude_from_perturbation={excluded!r} in {name}, which chooses all of them."
+            )
+        return frozenset(id(v) for v, out in zip(variables, chosen, strict=True) if not out)
 
-    def _resolve(self, selector: Selector) -> frozenset[int]:
-        catalog = layer_paths.describe_model(self.model)
-        return frozenset(catalog[position].identity for position in selector.resolve(catalog))
-
-    def _choose(self, selector: Selector, variables: Sequence[Any]) -> list[bool]:
-        key = (id(selector), *map(id, variables))
+    def _choose(self, selector: Any, variables: Sequence[Any]) -> list[bool]:
+        """Returns for each variable whether a selector chooses it; `()` chooses none."""
+        if not isinstance(selector, Selector):
+            return [False] * len(variables)
+        key = (selector, *map(id, variables))
         if key not in self._choices:
-            chosen = self._resolve(selector)
-            self._choices = {key: [id(variable) in chosen for variable in variables]}
+            catalog = layer_paths.describe_model(self.model)
+            chosen = {catalog[position].identity for position in selector.resolve(catalog)}
+            self._choices[key] = [id(variable) in chosen for variable in variables]
         return self._choices[key]
 
     def _frozen(self) -> set[int]:

@@ -9,7 +9,6 @@ from typing import Any
 from keras import ops
 
 from keras_groupopt import backend
-from keras_groupopt.selectors import Selector
 from keras_groupopt.step.gradient_rule_state import GradientState
 
 Tensor = Any
@@ -49,7 +48,7 @@ class Batch:
         variables: Sequence[Any],
         gradients: Sequence[Tensor],
         evaluate: Callable[[Callable[[], list[Tensor]], Tensor | bool | None], list[Tensor]],
-        choose: Callable[[Selector, Sequence[Any]], list[bool]],
+        choose: Callable[[Any, Sequence[Any]], list[bool]],
         state: GradientState,
         step: Tensor,
         is_due: Tensor | bool,
@@ -70,8 +69,6 @@ class Batch:
 
     def selected(self, selector: Any) -> list[bool]:
         """Returns for each variable whether a selector of the rule chooses it."""
-        if not isinstance(selector, Selector):
-            return [False] * len(self.variables)
         return self._choose(selector, self.variables)
 
     def gradients_at(

@@ -15,7 +15,7 @@ from keras_groupopt.plan.group import as_exclusion
 from keras_groupopt.plan.plan_dict import describe_scalar
 from keras_groupopt.schedules import serialization
 from keras_groupopt.selectors import Selector
-from keras_groupopt.step import scalar as hyperparameters
+from keras_groupopt.step.scalar import refuse_to_set_schedule
 from keras_groupopt.training.batch import Batch
 
 Tensor = Any
@@ -169,9 +169,7 @@ class GradientRule:
             scalar.set(value)
             return
         # The optimizer is not built yet, and builds what was declared when the model was compiled.
-        hyperparameters.refuse_to_set_schedule(
-            name, self._declared[name], value, type(self).__name__
-        )
+        refuse_to_set_schedule(name, self._declared[name], value, type(self).__name__)
         self._current[name] = value
         self._attached().wanted.late[name] = value
 

@@ -18,7 +18,7 @@ from keras_groupopt import backend
 from keras_groupopt.base import compat
 from keras_groupopt.base.unwrap import unwrap
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
-from keras_groupopt.step import averages as averaging
+from keras_groupopt.step.averages import copy_from_weights
 from keras_groupopt.training import batch_norm
 from keras_groupopt.training.averaged_weights import averaged_weights, averages_of, statistics_pairs
 from keras_groupopt.training.callbacks.backup import BackupAndRestore
@@ -183,7 +183,7 @@ class UseAveragedWeights(keras.callbacks.Callback):
             self._estimated_at = step
             with averaged_weights(model):
                 batch_norm.update_batch_norm(model, self.batch_norm)
-                averaging.copy_from_weights(pairs)
+                copy_from_weights(pairs)
 
     # evaluate and predict -----------------------------------------------------------------------
 

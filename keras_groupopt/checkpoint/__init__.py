@@ -1,7 +1,7 @@
-"""State of an optimizer outside of it: names, manifest, files, and which array goes where.
+"""An optimizer's state outside of the optimizer: keys, manifest, files, and matching.
 
-State is keyed by `group/layer path/slot`, so a file says what each array is and can be matched
-to the optimizer that reads it.
+State is keyed by `group/layer path/slot`, so a file tells what each array is, and each array can be
+matched to a variable of the optimizer that reads the file.
 
     optimizer ──take──► Saved(manifest, values) ──match, give──► optimizer
                              ▲       │
@@ -14,13 +14,11 @@ from keras_groupopt.checkpoint.archive import opened as opened
 from keras_groupopt.checkpoint.archive import read_file as read_file
 from keras_groupopt.checkpoint.archive import write_file as write_file
 from keras_groupopt.checkpoint.fingerprint import NOT_BUILT as NOT_BUILT
-from keras_groupopt.checkpoint.fingerprint import Fingerprint as Fingerprint
 from keras_groupopt.checkpoint.fingerprint import protect as protect
 from keras_groupopt.checkpoint.fingerprint import protect_early as protect_early
 from keras_groupopt.checkpoint.keys import entries_of as entries_of
 from keras_groupopt.checkpoint.manifest import manifest_of as manifest_of
 from keras_groupopt.checkpoint.matching import Report as Report
-from keras_groupopt.checkpoint.matching import match as match
 from keras_groupopt.checkpoint.nested import from_nested as from_nested
 from keras_groupopt.checkpoint.nested import to_nested as to_nested
 from keras_groupopt.checkpoint.resuming import on_terms as on_terms

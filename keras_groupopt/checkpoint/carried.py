@@ -1,4 +1,4 @@
-"""State carried over within one process, where variables have identities."""
+"""State that is carried over within one process, in which variables keep their identities."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from keras_groupopt.step.built import BuiltOptimizer
 
 
 class Copies(Mapping[str, Any]):
-    """Values that are copied when they are read, each time: no two variables share a buffer.
+    """Values that are copied each time they are read, so that no two variables share a buffer.
 
     Args:
         variables: The variables, by key.
@@ -42,17 +42,17 @@ class Copies(Mapping[str, Any]):
 def carried(
     saved: Saved, old: BuiltOptimizer, present: Mapping[int, str], plan: Plan | None
 ) -> tuple[Saved, list[str]]:
-    """Returns state under the paths its variables have now, and the keys that are left out.
+    """Returns state under the paths that its variables have now, and the keys that are left out.
 
-    If the old variables are not among the present ones, the model was made anew, and paths stay.
-    If some are, a variable that is not is gone, even where another has its path. An anchor is left
-    out where the plan says another kind of anchor or gives other values, or where it is not known.
+    If none of the old variables is among the present ones, the model was made anew, and paths stay.
+    If some are, the others are gone, even if another variable has the path of one of them. An
+    anchor is left out if the plan has another kind of anchor or other values, or if it is unknown.
 
     Args:
         saved: The state.
         old: The built optimizer it was taken from.
         present: The layer path of each variable of the model now, by identity.
-        plan: The plan it is given to, where it is known.
+        plan: The plan that the state is given to, or `None` if it is not known.
     """
     paths = old.paths
     same_model = any(identity in present for identity in paths)
@@ -69,7 +69,7 @@ def carried(
         name = keys.parse(key)
         statistic = averages.statistics_path(key)
         if statistic is not None:
-            # They have no identity here: they go with the weights of their layer.
+            # A statistic has no identity here. It goes with the weights of its layer.
             layer, _, last = statistic.rpartition("/")
             present_path = f"{layers.get(layer, layer)}/{last}".strip("/")
             present_key = averages.statistics_key(present_path)
@@ -106,7 +106,7 @@ def _layer_of(path: str) -> str:
 
 
 def _anchor_kinds(plan: Plan) -> dict[str, Any]:
-    """Returns what kind of anchor each variable has; given values are a kind of their own."""
+    """Returns the kind of anchor of each variable, by path; each set of given values is a kind."""
     return {
         variable.path: (
             id(planned.group.anchor.source)

@@ -1,4 +1,4 @@
-"""What was declared for each scalar in the state, as a manifest keeps it."""
+"""The declared value of each scalar in the state, as a manifest keeps it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _logger = logging.getLogger(__name__)
 
 
 def declared_scalars(plan: Plan) -> dict[str, Any]:
-    """Returns what was declared for each scalar that state holds, by its key, and `@ratios`."""
+    """Returns the declared value of each scalar in the state, by its key, and `@ratios`."""
     defaults = plan.defaults
     declared = {state_keys.LEARNING_RATE: declared_as(defaults.learning_rate)}
     if defaults.ratios:
@@ -38,7 +38,7 @@ def declared_scalars(plan: Plan) -> dict[str, Any]:
 
 
 def declared_as(value: Any) -> Any:
-    """Returns what a manifest says of a declared scalar: a number, a config or a name."""
+    """Returns how a manifest writes a declared scalar: as a number, a config or a name."""
     if isinstance(value, (int, float)):
         return float(value)
     try:
@@ -48,11 +48,13 @@ def declared_as(value: Any) -> Any:
 
 
 def scalars_to_keep(saved: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
-    """Returns the keys of scalars whose declaration changed: the code's value wins, and is logged.
+    """Returns the keys of scalars whose declaration changed, and logs them.
+
+    They keep the value that the code declares.
 
     Args:
-        saved: What was declared when the state was saved.
-        now: What is declared now.
+        saved: The declared values when the state was saved.
+        now: The declared values now.
     """
     kept = set()
     for key, value in now.items():
@@ -61,7 +63,7 @@ def scalars_to_keep(saved: Mapping[str, Any], now: Mapping[str, Any]) -> set[str
         kept.add(key)
         if key in saved:
             _logger.warning(
-                "%s: declared as %s when it was saved, now %s; the present declaration counts.",
+                "%s: declared as %s when it was saved, now %s; the present declaration is used.",
                 key.lstrip("@"),
                 saved[key],
                 value,

@@ -1,8 +1,8 @@
-"""What protects state where Keras restores it without asking the optimizer.
+"""Protects state that Keras restores without asking the optimizer.
 
 `model.set_state_tree`, and with it Orbax, assigns by `variable.path`; `optimizer.set_weights` and
-Keras' LossScaleOptimizer assign by position. So paths are those of saved state, and one variable
-refuses the values of another layout.
+Keras' LossScaleOptimizer assign by position. Therefore variables have the keys of saved state as
+their paths, and one variable, the fingerprint, refuses values of another layout.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ NOT_BUILT = 0
 
 
 class Fingerprint(keras.Variable):
-    """Holds a number that stands for an optimizer's layout, and refuses another one."""
+    """Holds a checksum of an optimizer's groups and state, and refuses another one."""
 
     def __init__(self) -> None:
         super().__init__(NOT_BUILT, dtype="int32", trainable=False, name="layout")
         self._digest = NOT_BUILT
 
     def stand_for(self, digest: int) -> None:
-        """Sets the layout, when the optimizer is built."""
+        """Sets the checksum, when the optimizer is built."""
         self._digest = digest
         # Keras' LossScaleOptimizer builds while TensorFlow compiles the step.
         with backend.outside_compiled_step():
@@ -43,11 +43,11 @@ class Fingerprint(keras.Variable):
         """Returns whether `value` is to be assigned.
 
         Raises:
-            ValueError: If it stands for another layout, unless `kgo.resuming` allows that.
+            ValueError: If it is the checksum of another layout, unless `kgo.resuming` allows that.
         """
         try:
             found = int(keras.ops.convert_to_numpy(value))
-        except Exception:  # a value in a compiled step, which came from this very variable
+        except Exception:  # a value in a compiled step came from this variable
             return True
         if found == self._digest:
             return True
@@ -64,16 +64,16 @@ class Fingerprint(keras.Variable):
             "The state must have the layout of this optimizer: its groups, rules, layer paths and "
             "shapes, in their order. Received: state of another layout, restored by position or "
             "from a tree; values before it may have been assigned. Make the groups as they were, "
-            "or restore a `.keras` or `.weights.h5` file, which tells the differences."
+            "or restore a `.keras` or `.weights.h5` file, whose error names the differences."
         )
 
     def assign(self, value: Any) -> Any:
-        """Assigns a value that stands for this layout."""
+        """Assigns the checksum of this layout."""
         return super().assign(value) if self.check(value) else self.value
 
 
 def protect_early(optimizer: Any) -> Fingerprint:
-    """Names what an optimizer has before it is built; returns what refuses values until then."""
+    """Gives an optimizer's first variables the paths of their keys, and returns a fingerprint."""
     fingerprint = Fingerprint()
     compat.set_path(fingerprint, f"{_name(optimizer)}/@layout")
     compat.set_path(optimizer.iterations, f"{_name(optimizer)}/{state_keys.ITERATIONS}")
@@ -84,7 +84,7 @@ def protect_early(optimizer: Any) -> Fingerprint:
 
 
 def protect(optimizer: Any, built: BuiltOptimizer) -> int:
-    """Gives all state the paths of its keys; returns a number that stands for them.
+    """Gives all state the paths of its keys; returns a checksum of groups and state.
 
     Args:
         optimizer: The optimizer, with all its variables.

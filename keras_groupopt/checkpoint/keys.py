@@ -1,6 +1,6 @@
-"""Names of state: `group/layer path/slot`.
+"""Keys of state: `group/layer path/slot`.
 
-Names that start with `@` are the optimizer's own: `@iterations`, `@learning_rate`,
+Names that start with `@` belong to the optimizer: `@iterations`, `@learning_rate`,
 `@learning_rate_ratio/<group>`, `@weight_decay/<group>`, `<group>/@rule/<name>`,
 `<group>/@rule/@iterations`, `<group>/<layer path>/@anchor`.
 """
@@ -13,7 +13,7 @@ from keras_groupopt.base import compat
 from keras_groupopt.step import state_keys
 from keras_groupopt.step.built import BuiltOptimizer
 
-# Turned on and off without touching the rest: fresh where new, left out where gone.
+# Optional slots: missing in the file → start fresh; extra in the file → ignored.
 _SWITCHED = (state_keys.ACCUMULATOR, state_keys.AVERAGE, state_keys.ITERATIONS)
 
 
@@ -23,7 +23,7 @@ class Key(NamedTuple):
     Attributes:
         group: The group's name, or `None`.
         owner: The layer path, `RULE` for what the rule keeps as a whole, or `None` for a scalar.
-        slot: The last part; the optimizer's own begin with `@`.
+        slot: The last part; those of the optimizer begin with `@`.
     """
 
     group: str | None
@@ -32,7 +32,7 @@ class Key(NamedTuple):
 
     @property
     def is_own(self) -> bool:
-        """Whether it is the optimizer's own and not the rule's."""
+        """Whether it belongs to the optimizer and not to the rule."""
         return self.slot.startswith("@")
 
     @property
@@ -61,7 +61,7 @@ def parse(key: str) -> Key:
 
 
 def is_adapter(path: str) -> bool:
-    """Whether a layer path is that of a LoRA adapter, which Keras merges where it saves."""
+    """Whether a layer path is that of a LoRA adapter, which Keras merges when it saves."""
     return path.rpartition("/")[2].startswith("lora_")
 
 

@@ -25,7 +25,7 @@ FORMAT = 2
 
 
 def manifest_of(entries: Mapping[str, Any], built: BuiltOptimizer) -> dict[str, Any]:
-    """Returns the manifest of an optimizer: its layout, without checksums.
+    """Returns the manifest of an optimizer, without checksums.
 
     Args:
         entries: Its state variables, by key.
@@ -97,7 +97,7 @@ class Checksums:
 def with_checksums(
     manifest: Mapping[str, Any], checksums: Checksums, iterations: int
 ) -> dict[str, Any]:
-    """Returns a manifest that vouches for the arrays beside it, and for itself.
+    """Returns a manifest with the checksums of the arrays beside it and of itself.
 
     Args:
         manifest: The manifest.
@@ -145,10 +145,10 @@ def from_text(text: bytes) -> dict[str, Any]:
 
 
 def check_format(manifest: Mapping[str, Any]) -> None:
-    """Refuses a manifest of another format.
+    """Checks the format of a manifest.
 
     Raises:
-        ValueError: If it is.
+        ValueError: If it has another format.
     """
     found = manifest.get("format")
     if found != FORMAT:
@@ -164,10 +164,10 @@ def check_format(manifest: Mapping[str, Any]) -> None:
 
 
 def checked(manifest: Any) -> dict[str, Any]:
-    """Returns a manifest whose parts are all there, and of their types.
+    """Returns a manifest, after checking that all parts are there and have their types.
 
     Raises:
-        ValueError: If they are not, or the format is another one.
+        ValueError: If they have not, or it has another format.
     """
     if not isinstance(manifest, dict):
         raise _damaged(f"it is of type {type(manifest).__name__}")
@@ -178,7 +178,7 @@ def checked(manifest: Any) -> dict[str, Any]:
 
 
 def check_scalars(manifest: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Refuses numbers that no run can go on with.
+    """Checks numbers that a run needs to go on.
 
     Raises:
         ValueError: If a rate, ratio or decay is not finite, or the step is negative.
@@ -196,32 +196,29 @@ def damaged(reason: str) -> ValueError:
 
 
 def _is_whole(manifest: Mapping[str, Any]) -> bool:
-    """Whether everything that is read from a manifest later is there, and of its type."""
-    groups, state, declared = (manifest.get(name) for name in ("groups", "state", "declared"))
-    return (
-        isinstance(groups, dict)
-        and isinstance(state, dict)
-        and isinstance(declared, dict)
-        and state_keys.ITERATIONS in state
-        and all(_is_array(spec) for spec in state.values())
-        and all(
-            isinstance(group, dict)
-            and {"rule", "class"} <= set(group)
-            and isinstance(group.get("variables"), dict)
-            and all(_is_array(spec) for spec in group["variables"].values())
-            for group in groups.values()
-        )
-    )
+    """Returns whether everything that is read from a manifest later is there, with its type."""
+    match manifest:
+        case {"groups": dict(groups), "state": dict(state), "declared": dict()}:
+            return (
+                state_keys.ITERATIONS in state
+                and all(map(_is_array, state.values()))
+                and all(map(_is_group, groups.values()))
+            )
+    return False
+
+
+def _is_group(group: Any) -> bool:
+    match group:
+        case {"rule": _, "class": _, "variables": dict(variables)}:
+            return all(map(_is_array, variables.values()))
+    return False
 
 
 def _is_array(spec: Any) -> bool:
-    return (
-        isinstance(spec, list)
-        and len(spec) >= 2
-        and isinstance(spec[0], list)
-        and all(isinstance(size, int) for size in spec[0])
-        and isinstance(spec[1], str)
-    )
+    match spec:
+        case [[*sizes], str(), *_]:
+            return all(isinstance(size, int) for size in sizes)
+    return False
 
 
 def _refuse(constant: str) -> Any:

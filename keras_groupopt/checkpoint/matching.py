@@ -1,17 +1,17 @@
-"""Which saved array belongs to which variable of an optimizer: by path, and nowhere else.
+"""Decides which saved array goes to which variable of an optimizer. No other module does.
 
-renames      saved keys get their present names
-same layout  every key, shape, dtype and rule agrees; otherwise a strict load is refused
-kept         the array of the same group, path and slot, if shape, dtype and class agree
-moved        with `moves`: of the same path and slot in another group
-fresh        what is left of the optimizer;  dropped: what is left of the saved state
+renames      Saved keys get their present names.
+same layout  Every key, shape, dtype and rule agrees; otherwise a strict load is refused.
+kept         A key takes the array of the same group, path and slot, if shape and dtype agree.
+moved        With `moves`, it may take one of the same path and slot in another group.
+fresh        All other keys of the optimizer are fresh, and all other saved keys are dropped.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from keras_groupopt.base import text
@@ -23,19 +23,18 @@ from keras_groupopt.step import state_keys
 
 @dataclasses.dataclass
 class Report:
-    """What came of saved state, by the keys under which state is saved.
+    """What a load did with saved state, by the keys under which state is saved.
 
     Keys read `group/layer path/slot`, or `@name` and `@name/group` for numbers of the optimizer.
     Every key of the optimizer is in `kept` or `fresh`; every saved key is the source of a kept
     one or in `dropped`.
 
     Attributes:
-        kept: Keys of this optimizer whose value came from the saved state. Default: none.
-        fresh: Keys of this optimizer whose value is that of its build. Default: none.
-        dropped: Saved keys that were not used. Default: none.
-        renamed: The saved name of each kept key that had another one. Default: none.
-        status: `"nothing loaded"`, `"waits for the build"`, `"loaded"` or `"refused"`. Default:
-            `"nothing loaded"`.
+        kept: Keys of this optimizer whose value came from the saved state.
+        fresh: Keys of this optimizer that keep the value they had.
+        dropped: Saved keys that were not used.
+        renamed: The saved name of each kept key that had another one.
+        status: `"nothing loaded"`, `"waits for the build"`, `"loaded"` or `"refused"`.
 
     Example:
     >>> import keras, keras_groupopt as kgo
@@ -94,12 +93,12 @@ def match(
     Args:
         manifest: The saved manifest.
         expected: The manifest of the optimizer that reads.
-        strict: Whether another layout is refused.
-        renames: As in `kgo.resuming`.
+        strict: Whether another layout is refused. Default: `True`.
+        renames: As in `kgo.resuming`. Default: `None`.
         resting: Records of variables frozen when the optimizer was saved, whose state is left
-            out where the optimizer that reads was built without them.
+            out if the optimizer that reads was built without them. Default: none.
         moves: Whether a variable whose path is now in another group keeps what agrees in name,
-            shape and dtype, where the groups' rules are of one class.
+            shape and dtype, if the groups' rules are of one class. Default: `False`.
 
     Raises:
         ValueError: With the first differences, if `strict` and the layout is another one; or if
@@ -157,9 +156,9 @@ class _Saved:
 
 
 def _of_what_was_there(saved: _Saved, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the declared scalars of groups, and of a gradient rule, that were there.
+    """Returns the declared scalars of the groups and the gradient rule that were saved.
 
-    Those of new ones did not change.
+    Those of new groups did not change.
     """
     return {
         key: value
@@ -171,7 +170,7 @@ def _of_what_was_there(saved: _Saved, expected: Mapping[str, Any]) -> dict[str, 
 
 
 def _is_of_same_rule(key: keys.Key, saved: _Saved, expected: Mapping[str, Any]) -> bool:
-    """Whether state of a gradient rule was saved for the rule that there is now.
+    """Whether state of a gradient rule was saved for the present gradient rule.
 
     The `rho` of another rule means something else.
     """
@@ -184,7 +183,10 @@ def _is_of_same_rule(key: keys.Key, saved: _Saved, expected: Mapping[str, Any]) 
 def _of_rules_that_start_over(
     expected: Mapping[str, Any], pairs: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yields what rules keep as a whole where no slot is kept: bias correction belongs to both."""
+    """Yields what a rule keeps as a whole, if no slot of its group is kept.
+
+    Bias correction depends on both.
+    """
     names = {key: keys.parse(key) for key in expected["state"]}
     for group in expected["groups"]:
         own = {key: name for key, name in names.items() if name.group == group and name.owner}
@@ -199,7 +201,8 @@ def _source(key: keys.Key, saved: _Saved, expected: Mapping[str, Any], moves: bo
     """Returns the saved key, under present names, whose array `key` takes."""
     for group in _groups_to_look_in(key, saved, expected, moves):
         found = str(key._replace(group=group))
-        same_class = saved.rule_class(group) == _class_of(expected, key.group)
+        present_class = expected["groups"].get(key.group, {}).get("class")
+        same_class = saved.rule_class(group) == present_class
         of_the_rule = key.owner is not None and (key.owner == state_keys.RULE or not key.is_own)
         if (
             found in saved.specs
@@ -220,14 +223,10 @@ def _groups_to_look_in(
         if key.owner in saved.home:
             yield saved.home[key.owner]
     elif key.group not in saved.groups:
-        # A new group goes on where the group its variables came from was.
+        # A new group goes on from the group that its variables came from.
         for path in expected["groups"][key.group]["variables"]:
             if path in saved.home:
                 yield saved.home[path]
-
-
-def _class_of(expected: Mapping[str, Any], group: str | None) -> Any:
-    return None if group is None else expected["groups"][group]["class"]
 
 
 def _agree(saved: Sequence[Any], wanted: Sequence[Any]) -> bool:
@@ -261,12 +260,8 @@ def _differences(
             )
     wanted = expected["state"]
     absent = {f"{record['group']}/{record['path']}" for record in resting}
-    missing = [key for key in wanted if key not in saved.specs and not _optional(key)]
-    extra = [
-        key
-        for key in saved.specs
-        if key not in wanted and not _optional(key) and key.rpartition("/")[0] not in absent
-    ]
+    missing, extra = _required(wanted, saved.specs), _required(saved.specs, wanted)
+    extra = [key for key in extra if key.rpartition("/")[0] not in absent]
     for key in missing:
         near = difflib.get_close_matches(key, extra, n=1)
         yield f"{key} is not saved" + (f" (nearest: {near[0]})" if near else "")
@@ -283,5 +278,6 @@ def _moving(groups: Mapping[str, Any]) -> dict[str, Any]:
     return {name: group for name, group in groups.items() if group["rule"] is not None}
 
 
-def _optional(key: str) -> bool:
-    return keys.parse(key).is_optional
+def _required(state: Iterable[str], other: Container[str]) -> list[str]:
+    """Returns the keys that another state lacks, without those it may lack."""
+    return [key for key in state if key not in other and not keys.parse(key).is_optional]

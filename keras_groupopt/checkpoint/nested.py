@@ -25,10 +25,10 @@ def to_nested(saved: Saved) -> dict[str, Any]:
 
 
 def from_nested(state: Any) -> Saved:
-    """Returns what `to_nested` was given, after checking it.
+    """Returns the state that `to_nested` was given, after checking it.
 
     Raises:
-        TypeError: If it is no such dict.
+        TypeError: If it is not such a dict.
         ValueError: If arrays are missing, too many, or not what the manifest says.
     """
     if not isinstance(state, Mapping) or not {"manifest", "scalars", "groups"} <= set(state):
@@ -72,9 +72,7 @@ def _flattened(state: Mapping[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
 def _array(key: str, value: Any) -> np.ndarray:
     array = np.array(value, copy=True)
     if array.dtype == object:
-        raise TypeError(
-            f"`state` must hold arrays. Received: {_shown(value)} for {key}, which is none."
-        )
+        raise TypeError(f"`state` must hold arrays. Received: {_shown(value)} for {key}.")
     return array
 
 

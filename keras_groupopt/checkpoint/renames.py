@@ -17,7 +17,7 @@ def check_renames(renames: Mapping[str, str] | None) -> dict[str, str]:
     """Returns the renames, after checking what can be checked without a file.
 
     Raises:
-        TypeError: If it is no dict of strings.
+        TypeError: If it is not a dict of strings.
         ValueError: If a group is renamed to a layer path, or the other way round.
     """
     if renames is None:
@@ -41,7 +41,7 @@ def check_renames(renames: Mapping[str, str] | None) -> dict[str, str]:
 def rename(manifest: Mapping[str, Any], renames: Mapping[str, str]) -> dict[str, str]:
     """Returns the saved key of each key under present names.
 
-    Where a renamed key meets one that was saved under that name, the renamed one counts.
+    If a renamed key gets the name of another saved key, the renamed one is used.
 
     Args:
         manifest: The saved manifest.
@@ -71,7 +71,7 @@ def new_group(group: str, renames: Mapping[str, str]) -> str:
 
 
 def new_path(path: str, renames: Mapping[str, str]) -> str:
-    """Returns the present layer path: the longest renamed prefix counts."""
+    """Returns the present layer path, by the longest prefix that is renamed."""
     old = _prefix_in(path, renames)
     return path if old is None else renames[old] + path[len(old) :]
 
@@ -88,7 +88,7 @@ def _prefix_in(path: str, renames: Mapping[str, str]) -> str | None:
 def check_used(
     renames: Mapping[str, str], manifest: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> None:
-    """Refuses a rename that changes nothing, which is a mistyped name.
+    """Refuses a rename of a name that does not exist, which is a typing error.
 
     Args:
         renames: The renames.

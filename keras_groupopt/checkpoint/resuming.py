@@ -1,4 +1,4 @@
-"""The terms on which Keras' own loading functions restore an optimizer's state."""
+"""The terms on which Keras' loading functions restore an optimizer's state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ def present_terms() -> Terms:
 
 
 def terms(strict: bool = True, renames: Mapping[str, str] | None = None) -> Terms:
-    """Returns terms, after checking them."""
+    """Returns terms, after checking them.
+
+    Args:
+        strict: Whether another layout is refused. Default: `True`.
+        renames: As in `resuming`. Default: `None`.
+    """
     return Terms(strict=bool(strict), renames=check_renames(renames))
 
 
@@ -29,23 +34,23 @@ def resuming(strict: bool = True, renames: Mapping[str, str] | None = None) -> I
     """Sets, within a `with` block, how optimizer state is restored by any load of Keras.
 
     The block goes around `model.load_weights`, `keras.saving.load_model`, or `fit` with
-    `keras.callbacks.BackupAndRestore`. State is matched by group, layer path and slot. It may
-    reach an optimizer that is not built: the terms then hold until its build, which fills the
-    report. Of several loads in one block, the report tells of the last.
+    `keras.callbacks.BackupAndRestore`. State is matched by group, layer path and slot. If the
+    optimizer is not built, the terms hold until its build, which fills the report. If one block
+    holds several loads, the report describes the last.
 
     Args:
-        strict: Whether another layout is refused. With `False`, state that matches is loaded and
-            the rest stays as this optimizer has it. A group for which nothing is loaded counts its
-            steps from there on. Default: `True`.
-        renames: Names that differ in the file: from a layer path or its beginning, as saved, to
+        strict: Whether another layout is refused. With `False`, what matches is kept and the
+            rest stays as this optimizer has it; if nothing of a group is kept, its steps count
+            from there on. Default: `True`.
+        renames: What has another name in the file: a layer path or its beginning, as saved, and
             its present name; for groups `"group:<saved>": "group:<present>"`. The longest match
-            counts. A name that does not exist is an error. Default: none.
+            is used. A name that does not exist is an error. Default: `None`.
 
     Yields:
         The `Report`: what was kept, what starts fresh, and what was dropped.
 
     Raises:
-        TypeError: If `renames` is no dict of strings.
+        TypeError: If `renames` is not a dict of strings.
         ValueError: If it maps a group to a layer path.
 
     Example:
@@ -69,7 +74,7 @@ def resuming(strict: bool = True, renames: Mapping[str, str] | None = None) -> I
 
 @contextlib.contextmanager
 def on_terms(present: Terms) -> Iterator[None]:
-    """Loads within the block are on the terms `present`."""
+    """Sets the terms of loads within the block."""
     token = _present.set(present)
     try:
         yield

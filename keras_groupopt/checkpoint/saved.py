@@ -1,4 +1,4 @@
-"""State taken from an optimizer and given to one."""
+"""Takes state from an optimizer, and gives it to one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Saved:
     """State outside an optimizer.
 
     Attributes:
-        manifest: What it is: layout, rules, declared values. See `state.manifest`.
+        manifest: Its description: groups, rules, shapes, declared values. See `manifest.py`.
         values: The arrays, by key.
     """
 
@@ -37,13 +37,15 @@ class Saved:
 
 @dataclasses.dataclass(frozen=True)
 class Terms:
-    """On which terms saved state is accepted.
+    """The terms on which saved state is accepted.
 
     Attributes:
-        strict: Whether another layout is refused.
-        renames: Prefixes of layer paths, or `group:` names, as saved, and what they are now.
-        moves: Whether a variable keeps its state in another group of the same rule.
-        report: Filled when the state is given to a built optimizer.
+        strict: Whether another layout is refused. Default: `True`.
+        renames: Prefixes of layer paths, or `group:` names, as saved, and their present names.
+            Default: none.
+        moves: Whether a variable keeps its state in another group of the same rule. Default:
+            `False`.
+        report: Filled when the state is given to a built optimizer. Default: an empty one.
     """
 
     strict: bool = True
@@ -87,13 +89,13 @@ def give(
         saved: The saved state.
         terms: What is accepted. Default: the same layout only.
         resting: Records of variables frozen when the optimizer was saved, whose state is left
-            out where the optimizer that reads was built without them.
+            out if the optimizer that reads was built without them. Default: none.
 
     Returns:
         The report of `terms`, filled.
 
     Raises:
-        ValueError: If the layout is another one. Nothing is assigned then.
+        ValueError: If the layout differs. Nothing is assigned then.
     """
     terms = Terms() if terms is None else terms
     averages = built.averages
@@ -151,7 +153,7 @@ def _other_average(saved: Mapping[str, Any], present: Mapping[str, Any]) -> bool
 
 
 def _tell(report: Report, values: Mapping[str, Any]) -> None:
-    """Logs what a load on the strictest terms leaves out too."""
+    """Logs what even a load on the strictest terms leaves out."""
     switched = [key for key in report.dropped if keys.parse(key).is_optional]
     if switched:
         _logger.info("Saved, but not used: %s.", text.listing(switched))

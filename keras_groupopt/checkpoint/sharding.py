@@ -1,4 +1,4 @@
-"""Where state is on several devices: beside its weight, unless a layout map names it.
+"""Where state lies on several devices: beside its weight, unless a layout map names it.
 
 Keras gives a slot the layout of its weight. Moments, anchors, averages and accumulators may be
 spread over more devices than the weight, as each is needed in one place only (ZeRO: Rajbhandari et
@@ -19,9 +19,10 @@ from keras_groupopt.base import compat
 
 
 def beside_weights() -> AbstractContextManager[Any]:
-    """Returns a context in which new state is where its weight is, and scalars are everywhere.
+    """Returns a context that places new state beside its weight, and scalars on every device.
 
-    State gets its key when all of it is made. Keras would ask the layout map by another path.
+    State gets its keys when all of it is made. Until then Keras would ask the layout map by another
+    path.
     """
     distribution = keras.distribution.distribution()
     if not isinstance(distribution, keras.distribution.ModelParallel):
@@ -37,10 +38,10 @@ def beside_weights() -> AbstractContextManager[Any]:
 def place(entries: Mapping[str, Any]) -> None:
     """Lays state out over the devices as the present distribution's layout map says.
 
-    An entry counts where its pattern matches the whole key, or the whole of the variable's path,
+    An entry is used if its pattern matches the whole key, or the whole of the variable's path,
     which is the optimizer's name and the key. State that no entry matches stays beside its weight;
-    scalars stay everywhere. A layout may name fewer axes than there are dimensions: the others are
-    not divided.
+    scalars stay on every device. A layout may name fewer axes than there are dimensions: the others
+    are not divided.
 
     Args:
         entries: Every variable to save, by key.
@@ -78,9 +79,9 @@ def _pattern_of(key: str, path: str, layout_map: Mapping[str, Any]) -> str | Non
 
 
 def _check(key: str, shape: tuple[int, ...], layout: Any, mesh: Any) -> None:
-    """Refuses a layout that cannot be applied; JAX would, later, without a word of whose it is."""
+    """Refuses a layout that cannot be applied. JAX would do so later, without naming the state."""
     axes = getattr(layout, "axes", None)
-    if axes is None:  # a sharding of JAX's own, which may mean what it likes
+    if axes is None:  # a sharding of JAX, which JAX checks
         return
     received = f"Received: {axes} for `{key}` of shape {list(shape)}"
     sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))
@@ -93,8 +94,8 @@ def _check(key: str, shape: tuple[int, ...], layout: Any, mesh: Any) -> None:
         )
     if len(set(named)) < len(named):
         raise ValueError(
-            f"A layout of optimizer state must name each axis once. {received}. Put `None` where a "
-            "dimension is not divided."
+            f"A layout of optimizer state must name each axis once. {received}. Put `None` for a "
+            "dimension that is not divided."
         )
     if len(axes) > len(shape):
         raise ValueError(
@@ -105,8 +106,9 @@ def _check(key: str, shape: tuple[int, ...], layout: Any, mesh: Any) -> None:
         if axis is not None and size % sizes[axis]:
             raise ValueError(
                 "A layout of optimizer state must divide dimensions evenly. "
-                f"{received}: {size} is no multiple of {axis}={sizes[axis]}. Name the axis at "
-                "another dimension, or let the entry of the layout map not match this key."
+                f"{received}: {size} is not a multiple of {axis}={sizes[axis]}. Name the axis at "
+                "another dimension, or narrow the pattern of the layout map so that it does not "
+                "match this key."
             )
 
 

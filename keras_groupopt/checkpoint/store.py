@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_groupopt.base import text as wording
-from keras_groupopt.checkpoint import keys, manifest, weights
+from keras_groupopt.base import text
+from keras_groupopt.checkpoint import checksums, keys, manifest
 from keras_groupopt.checkpoint.saved import Saved
 from keras_groupopt.step import state_keys
 
@@ -23,34 +23,34 @@ def write(
     """Writes each entry once, and the manifest with checksums.
 
     Args:
-        store: Where to.
+        store: Where to write.
         layout: The manifest.
         entries: Variables or arrays, by key.
-        model: The model whose weights go into the same file, for their checksums.
+        model: The model whose weights go into the same file, for their checksums. Default: `None`.
     """
-    checksums = manifest.Checksums()
+    sums = manifest.Checksums()
     for key, entry in entries.items():
         value = keras.ops.convert_to_numpy(entry)
-        checksums.add(key, value)
+        sums.add(key, value)
         store[keys.stored_name(key)] = value
     step = int(keras.ops.convert_to_numpy(entries[state_keys.ITERATIONS]))
     if model is not None:
-        layout = {**layout, "weights": weights.checksums_of(model)}
-    text = manifest.to_text(manifest.with_checksums(layout, checksums, step))
-    store[MANIFEST] = np.frombuffer(text.encode(), dtype="uint8")
+        layout = {**layout, "weights": checksums.weights_of(model)}
+    written = manifest.to_text(manifest.with_checksums(layout, sums, step))
+    store[MANIFEST] = np.frombuffer(written.encode(), dtype="uint8")
 
 
 def read(store: Any) -> Saved:
     """Returns what `write` wrote, after checking all of it.
 
     Raises:
-        ValueError: If there is no manifest, its format is another one, or anything is damaged.
+        ValueError: If there is no manifest, it has another format, or anything is damaged.
     """
     found = read_manifest(store)
-    checksums = manifest.Checksums()
-    values = dict(_read_values(store, found, checksums))
+    sums = manifest.Checksums()
+    values = dict(_read_values(store, found, sums))
     for name, group in found["groups"].items():
-        if group.get("anchors") != checksums.of_anchors(name):
+        if group.get("anchors") != sums.of_anchors(name):
             raise manifest.damaged(f'the checksum of the anchors of group "{name}" differs')
     manifest.check_scalars(found, values)
     return Saved(found, values)
@@ -60,26 +60,26 @@ def read_manifest(store: Any) -> dict[str, Any]:
     """Returns the manifest in `store`.
 
     Raises:
-        ValueError: If there is none, it is damaged, or its format is another one.
+        ValueError: If there is none, it is damaged, or it has another format.
     """
     try:
-        text = bytes(np.asarray(store[MANIFEST], dtype="uint8"))
+        found = bytes(np.asarray(store[MANIFEST], dtype="uint8"))
     except KeyError as error:
         raise ValueError(
             "The saved optimizer state must come from a GroupedOptimizer. Received: state "
             "without a manifest, with the entries "
-            f"{', '.join(sorted(store.keys())[: wording.SHOWN])}. It was saved by another "
+            f"{', '.join(sorted(store.keys())[: text.SHOWN])}. It was saved by another "
             "optimizer: load it with that one and convert it with `kgo.from_optimizer("
             "model.optimizer, model)`, or take the weights alone: `kgo.load_weights(model, path, "
             "optimizer=False)`."
         ) from error
-    return manifest.from_text(text)
+    return manifest.from_text(found)
 
 
 def _read_values(
-    store: Any, found: Mapping[str, Any], checksums: manifest.Checksums
+    store: Any, found: Mapping[str, Any], sums: manifest.Checksums
 ) -> Iterator[tuple[str, np.ndarray]]:
-    for key, (shape, dtype, *sums) in found["state"].items():
+    for key, (shape, dtype, *saved_sums) in found["state"].items():
         try:
             value = _in_dtype(np.asarray(store[keys.stored_name(key)]), dtype)
         except KeyError as error:
@@ -92,8 +92,8 @@ def _read_values(
                 f"{key} has shape {found_as[0]} and dtype {found_as[1]}, its manifest says "
                 f"{shape} and {dtype}"
             )
-        checksums.add(key, value)
-        if sums != [checksums.of[key]]:
+        sums.add(key, value)
+        if saved_sums != [sums.of[key]]:
             raise manifest.damaged(f"the checksum of {key} differs")
         yield key, value
 

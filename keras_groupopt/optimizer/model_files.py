@@ -18,7 +18,7 @@ import numpy as np
 from keras_groupopt import checkpoint
 from keras_groupopt.base import files
 from keras_groupopt.base.unwrap import unwrap
-from keras_groupopt.checkpoint import weights
+from keras_groupopt.checkpoint.checksums import differing_weights
 from keras_groupopt.optimizer import saving
 from keras_groupopt.optimizer.binding import check_is_model
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
@@ -226,7 +226,7 @@ def _verify(name: str) -> bool:
             return False
         arrays = (array for file in files for array in _arrays(file))
         saved = checkpoint.read_manifest(group).get("weights", {})
-        wrong = weights.differing(saved, arrays) if saved else []
+        wrong = differing_weights(saved, arrays) if saved else []
     if wrong:
         raise ValueError(f"the checksum of a weight of shape {wrong[0]} in it differs")
     return True

@@ -53,7 +53,7 @@ def test_keras_own_loss_scale_gives_the_numbers_of_one_device(found):
     ("name", "said"),
     [
         ("not in the mesh", "must name axes of the distribution's mesh. Received: ('other',)"),
-        ("not divisible", "6 is no multiple of batch=4. Name the axis at another dimension"),
+        ("not divisible", "6 is not a multiple of batch=4. Name the axis at another dimension"),
         ("rank", "at most one axis per dimension. Received: (None, None, 'batch')"),
         ("twice", "must name each axis once. Received: ('batch', 'batch')"),
         ("two entries", "At most one entry of the layout map must match"),

@@ -24,7 +24,7 @@ Tensor = Any
 # The scale stays within powers of two of float32: at 0 or infinity it would never move again.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**126
 
-# The wrapper's own values, by name, and under which names a file holds them.
+# The wrapper's values, by name, and the names under which a file holds them.
 _PLACES = {
     name: name
     for name in ("dynamic_scale", "step_counter", "skipped_steps", "nonfinite_group_index")
@@ -113,11 +113,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         super().__init__(
             inner_optimizer, initial_scale=initial_scale, dynamic_growth_steps=growth, name=name
         )
-        # What is set on the inner optimizer at construction reads the same here.
+        # Arguments of the inner optimizer read the same here.
         for fixed in FIXED:
             super().__setattr__(fixed, getattr(inner_optimizer, fixed))
-        # In the order of Keras' class. Made now, so that what is loaded before the build has a
-        # place.
+        # In the order of Keras' class. They are made now, so that they can be loaded before the
+        # build.
         self.step_counter = self._make("step_counter", 0, "int")
         self.dynamic_scale = self._make("dynamic_scale", initial_scale, "float32")
         self.skipped_steps = self._make("skipped_steps", 0, "int32")
@@ -341,6 +341,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         cls, config: Mapping[str, Any], custom_objects: Any = None
     ) -> LossScaleOptimizer:
         """Returns the optimizer that `get_config` described, without its state."""
+        # Keras takes the inner optimizer out of the config that it is given.
         arguments = dict(config)
         inner = keras.saving.deserialize_keras_object(
             arguments.pop("inner_optimizer"), custom_objects=custom_objects
@@ -369,13 +370,13 @@ def _group_flags(
 
 
 def _elements(gradient: Tensor) -> Tensor:
-    """Returns what a gradient holds: of a sparse one (TensorFlow's slices) the rows it names."""
+    """Returns the elements of a gradient: those of a sparse one (TensorFlow's slices) are rows."""
     values = getattr(gradient, "values", gradient)
     return gradient if callable(values) else values
 
 
 def _unscale(grads: Sequence[Tensor | None], variables: Sequence[Any], scale: Any) -> list[Any]:
-    """Returns the gradients of the loss itself; a gradient that is a next value stays."""
+    """Returns the gradients of the unscaled loss; one that is a next value stays as it is."""
     return [
         gradient
         if gradient is None or compat.overwritten_by_gradient(variable)

@@ -12,8 +12,7 @@ from keras import ops
 from keras_groupopt import backend
 from keras_groupopt.base import compat
 from keras_groupopt.base.checks import check_count, check_positive
-from keras_groupopt.checkpoint.store import MANIFEST
-from keras_groupopt.optimizer import applying
+from keras_groupopt.optimizer import applying, loss_scale_file
 from keras_groupopt.optimizer.grouped_optimizer import FIXED, GroupedOptimizer
 from keras_groupopt.step.built import BuiltOptimizer
 from keras_groupopt.step.nonfinite import NONE
@@ -23,15 +22,6 @@ Tensor = Any
 
 # The scale stays within powers of two of float32: at 0 or infinity it would never move again.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**126
-
-# The wrapper's values, by name, and the names under which a file holds them.
-_PLACES = {
-    name: name
-    for name in ("dynamic_scale", "step_counter", "skipped_steps", "nonfinite_group_index")
-}
-# Keras' class saves by position, and neither counts skipped steps nor keeps a group at fault.
-_PLACES_IN_KERAS = {"step_counter": "2", "dynamic_scale": "3"}
-_ABSENT_IN_KERAS: dict[str, Any] = {"skipped_steps": 0, "nonfinite_group_index": NONE}
 
 
 @keras.saving.register_keras_serializable(package="keras_groupopt")
@@ -302,29 +292,20 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
         """
         inner = self.inner_optimizer
         if inner._built is not None or inner._run.pending is not None:
-            for name, place in _PLACES.items():
-                store[place] = ops.convert_to_numpy(getattr(self, name))
+            for name in loss_scale_file.NAMES:
+                store[name] = ops.convert_to_numpy(getattr(self, name))
 
     def load_own_variables(self, store: Any) -> None:
         """Reads what `save_own_variables` wrote, or the scale that Keras' class wrote.
+
+        Args:
+            store: Where to read: a mapping from names to arrays.
 
         Raises:
             ValueError: If it is damaged, or was saved by another optimizer. Nothing is assigned
                 then.
         """
-        names = set(store.keys())
-        if not names:
-            return
-        if MANIFEST in names:
-            raise ValueError(
-                "The saved optimizer state must come from a LossScaleOptimizer. Received: state "
-                "of a GroupedOptimizer without one. Compile with the GroupedOptimizer and "
-                "`auto_scale_loss=False` to load it, then compile with "
-                "`kgo.LossScaleOptimizer(model.optimizer)`."
-            )
-        places = _PLACES if "dynamic_scale" in names else _PLACES_IN_KERAS
-        values = {name: _read(store, name, place) for name, place in places.items()}
-        for name, value in (_ABSENT_IN_KERAS | values).items():
+        for name, value in loss_scale_file.read(store).items():
             getattr(self, name).assign(value)
 
     def get_config(self) -> dict[str, Any]:
@@ -398,26 +379,3 @@ def _check_inner(inner: Any) -> None:
             f"loss_scale_factor={inner.loss_scale_factor!r}. Leave it out: LossScaleOptimizer "
             "scales the loss."
         )
-
-
-def _read(store: Any, name: str, place: str) -> np.ndarray:
-    """Returns one of the wrapper's values from a file."""
-    try:
-        value = np.asarray(store[place])
-    except KeyError as error:
-        raise ValueError(
-            "The saved optimizer state must come from a LossScaleOptimizer. Received: state "
-            f"without `{name}`. It is damaged, or was saved by another optimizer. Nothing was "
-            "loaded."
-        ) from error
-    if name == "dynamic_scale":
-        rule, kinds, least = "a positive finite number", "f", np.nextafter(0.0, 1.0)
-    else:
-        least = NONE if name == "nonfinite_group_index" else 0
-        rule, kinds = f"an integer >= {least}", "iu"
-    if value.shape or value.dtype.kind not in kinds or not least <= value < np.inf:
-        raise ValueError(
-            f"The saved `{name}` must be {rule}. Received: {value!r}. The file is damaged, or was "
-            "saved by another optimizer. Nothing was loaded."
-        )
-    return value

@@ -322,7 +322,7 @@ def test_what_the_inner_optimizer_refuses_is_refused_through_it():
         optimizer.exclude_from_weight_decay(var_names=["bias"])
     with pytest.raises(AttributeError, match="learning_ratio"):
         _ = optimizer.learning_ratio
-    assert not hasattr(optimizer, "_declaration")
+    assert not hasattr(optimizer, "_declared")
 
 
 def nested(scale: float, frozen: bool = True, **options: Any) -> keras.Model:

@@ -44,7 +44,7 @@ from keras_groupopt.step import nonfinite
 from keras_groupopt.step.accumulation import check_steps
 from keras_groupopt.step.built import BuiltOptimizer
 
-# Set at construction and baked into a compiled step: setting them later would be ignored.
+# Fixed at construction: a compiled step would ignore a later change.
 FIXED = (
     "clipnorm",
     "clipvalue",
@@ -88,8 +88,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     Args:
         groups: A list of `Group`, or a dict from name to `Group` or selector. Default: `()`, one
             group of all variables.
-        model: The model, from which layer paths come. Held weakly. Without it, selectors see
-            `variable.path`, which lacks the names of nested models. Default: `None`.
+        model: The model, from which layer paths come. The optimizer holds it weakly. Without it,
+            selectors see `variable.path`, which lacks the names of nested models. Default: `None`.
         rule: The rule of groups that name none: a name, a class, or `kgo.rule(...)`. Default:
             `"radam"`.
         learning_rate: The base rate per optimizer step: a number, a
@@ -278,8 +278,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         own, built = compat.tracked_variables(self), self._built
         if built is None:
             return own
-        # A step on values cannot take anchors and averages from the weights, and `fit` on JAX, or a
-        # loop that you write, comes by here alone between a load of weights and that step.
+        # A step on values (JAX) cannot copy anchors and averages from the weights. Between a load
+        # of weights and that step, `fit` and hand-written loops ask for these variables alone.
         built.capture_due()
         return own + built.rule_variables + built.passing_variables
 
@@ -344,15 +344,15 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
     @property
     def _model_variables_moving_average(self) -> Any:
-        # Keras' SwapEMAWeights asks for it. Its swap leaves the average in place of the weights
-        # after `predict`, and saves the one as the other.
+        # Keras' SwapEMAWeights asks for it. Its swap leaves the averages in place of the weights
+        # after `predict`, and saves them as the weights.
         raise ValueError(
             "`SwapEMAWeights` must not be used with GroupedOptimizer: files it saves in `fit` hold "
             "the averages in place of the weights. Use `kgo.UseAveragedWeights()`."
         )
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Refused: exclusion is a selector here, with one meaning on all backends.
+        """Always raises: exclusion is a selector here, with one meaning on all backends.
 
         Raises:
             ValueError: Always.

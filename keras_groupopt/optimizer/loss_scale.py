@@ -41,7 +41,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     before the build too; whatever is public on the inner optimizer can be used on this one;
     `apply` works outside a compiled step on JAX; the scale never gets stuck at 0 or infinity; and
     under a TensorFlow strategy it looks at the gradients of all replicas, not of the first.
-    It may fall below 1, as gradients of a large loss may overflow without any scale.
+    The scale may fall below 1, as gradients of a large loss may overflow without any scale.
 
     Gradients of frozen groups are not checked. With gradient accumulation a micro-batch that
     overflows is dropped and does not fill the window; `skipped_steps` counts it.
@@ -158,7 +158,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             super().__setattr__(name, value)
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Refused, as by the inner optimizer.
+        """Always raises, as for the inner optimizer.
 
         Raises:
             ValueError: Always.

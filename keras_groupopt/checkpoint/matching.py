@@ -30,11 +30,12 @@ class Report:
     one or in `dropped`.
 
     Attributes:
-        kept: Keys of this optimizer whose value came from the saved state.
-        fresh: Keys of this optimizer that keep the value they had.
-        dropped: Saved keys that were not used.
-        renamed: The saved name of each kept key that had another one.
-        status: `"nothing loaded"`, `"waits for the build"`, `"loaded"` or `"refused"`.
+        kept: Keys of this optimizer whose value came from the saved state. Default: none.
+        fresh: Keys of this optimizer that keep the value they had. Default: none.
+        dropped: Saved keys that were not used. Default: none.
+        renamed: The saved name of each kept key that had another one. Default: none.
+        status: `"nothing loaded"`, `"waits for the build"`, `"loaded"` or `"refused"`. Default:
+            `"nothing loaded"`.
 
     Example:
     >>> import keras, keras_groupopt as kgo

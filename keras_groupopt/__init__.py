@@ -29,6 +29,7 @@ from keras_groupopt.recipes.converters.param_groups import from_param_groups as 
 from keras_groupopt.rules.adabelief import AdaBelief as AdaBelief
 from keras_groupopt.rules.adafactor import Adafactor as Adafactor
 from keras_groupopt.rules.adan import Adan as Adan
+from keras_groupopt.rules.ademamix import AdEMAMix as AdEMAMix
 from keras_groupopt.rules.lars import LARS as LARS
 from keras_groupopt.rules.lookahead import Lookahead as Lookahead
 from keras_groupopt.rules.muon import Muon as Muon

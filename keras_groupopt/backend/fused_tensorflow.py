@@ -227,6 +227,20 @@ def _adan(rule: Any, own: _Scalars) -> Move:
     return move
 
 
+def _ademamix(rule: Any, own: _Scalars) -> Move:
+    of_m, of_s, of_root, slow_share = rule.corrections(own.name)
+    of_m, of_s, epsilon = of_m * own.rate, of_s * own.rate, own.of(rule.epsilon)
+    shares = [own.of(1.0 - beta) for beta in (rule.beta_1, rule.beta_2)]
+
+    def move(weight: Tensor, gradient: Tensor, m: Tensor, s: Tensor, v: Tensor) -> None:
+        gradient = own.scaled(gradient)
+        step = own.moved(m, gradient, shares[0]) * of_m + own.moved(s, gradient, slow_share) * of_s
+        step /= tf.sqrt(own.moved(v, tf.square(gradient), shares[1])) * of_root + epsilon
+        _raw_ops.AssignSubVariableOp(resource=weight, value=step)
+
+    return move
+
+
 def _sgd(rule: Any, own: _Scalars) -> Move:
     # Gradients enter only as multiples.
     rate = own.rate if own.scale is None else own.rate * own.scale
@@ -322,6 +336,7 @@ _PREPARE: dict[str, Callable[[Any, _Scalars], Move]] = {
     "adagrad": _adagrad,
     "adam": _adam,
     "adan": _adan,
+    "ademamix": _ademamix,
     "lion": _lion,
     "radam": _radam,
     "rmsprop": _rmsprop,

@@ -215,6 +215,25 @@ def _moments(
     torch._foreach_addcmul_(v, gradients, gradients, value=1.0 - beta_2)
 
 
+def _move_by_two_means(
+    weights: list[Tensor],
+    means: tuple[list[Tensor], list[Tensor]],
+    squares: list[Tensor],
+    factors: tuple[Tensor, Tensor, Tensor],
+    rate: Tensor,
+    epsilon: float,
+) -> None:
+    """Moves weights by `rate (a m₁ + b m₂) / (c √v + ε)`, with a, b and c as `factors`."""
+    roots = torch._foreach_sqrt(squares)
+    torch._foreach_mul_(roots, factors[2])
+    torch._foreach_add_(roots, epsilon)
+    steps = torch._foreach_mul(means[0], factors[0])
+    torch._foreach_add_(steps, torch._foreach_mul(means[1], factors[1]))
+    torch._foreach_mul_(steps, rate)
+    torch._foreach_div_(steps, roots)
+    torch._foreach_sub_(weights, steps)
+
+
 def _adam(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
     step = scalar(ops.convert_to_tensor(rule.iterations)) + 1
     # As Keras rounds them.
@@ -277,14 +296,27 @@ def _adan(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
         torch._foreach_add_(changes, gradients)
         torch._foreach_mul_(n, rule.beta_3)
         torch._foreach_addcmul_(n, changes, changes, value=1.0 - rule.beta_3)
-        roots = torch._foreach_sqrt(n)
-        torch._foreach_mul_(roots, of_root)
-        torch._foreach_add_(roots, rule.epsilon)
-        steps = torch._foreach_mul(m, of_m)
-        torch._foreach_add_(steps, torch._foreach_mul(d, of_d))
-        torch._foreach_mul_(steps, own)
-        torch._foreach_div_(steps, roots)
-        torch._foreach_sub_(weights, steps)
+        _move_by_two_means(weights, (m, d), n, (of_m, of_d, of_root), own, rule.epsilon)
+
+    return move
+
+
+def _ademamix(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
+    own = scalar(rate)
+    of_m, of_s, of_root, slow_share = rule.corrections(str(own.dtype).removeprefix("torch."))
+
+    def move(
+        weights: list[Tensor],
+        gradients: list[Tensor],
+        m: list[Tensor],
+        s: list[Tensor],
+        v: list[Tensor],
+    ) -> None:
+        _moments(rule.beta_1, rule.beta_2, gradients, m, v)
+        changes = torch._foreach_sub(gradients, s)
+        torch._foreach_mul_(changes, slow_share)
+        torch._foreach_add_(s, changes)
+        _move_by_two_means(weights, (m, s), v, (of_m, of_s, of_root), own, rule.epsilon)
 
     return move
 
@@ -371,6 +403,7 @@ _PREPARE: dict[str, Callable[..., Move]] = {
     "adagrad": _adagrad,
     "adam": _adam,
     "adan": _adan,
+    "ademamix": _ademamix,
     "lion": _lion,
     "radam": _radam,
     "rmsprop": _rmsprop,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from references import Adafactor as KerasAdafactor
 from references import Array, Nadam, Rule, TwoMoments, norm
@@ -81,6 +83,45 @@ class Adan(Rule):
             for x, beta in zip((self.m, self.d, self.n), self.betas, strict=True)
         )
         return w - learning_rate * (m + second * d) / (np.sqrt(n) + self.epsilon)
+
+
+class AdEMAMix(TwoMoments):
+    """Pagliardini et al. 2024, arXiv:2409.03137, algorithm 1 and its schedules, without decay.
+
+    m ← β₁ m + (1 - β₁) g;  s ← β₃(t) s + (1 - β₃(t)) g;  v ← β₂ v + (1 - β₂) g²
+    w ← w - η (m̂ + α(t) s) / (√v̂ + ε);  α(t) = min(α, t α / T)
+    β₃(t) = min(β₃, exp(log β₁ log β₃ / ((1 - t/T) log β₃ + t/T log β₁)))
+    """
+
+    def __init__(
+        self,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        beta_3: float = 0.9999,
+        alpha: float = 5.0,
+        epsilon: float = 1e-8,
+        alpha_warmup_steps: int | None = None,
+        beta_3_warmup_steps: int | None = None,
+    ) -> None:
+        super().__init__(beta_1, beta_2, epsilon)
+        self.beta_3, self.alpha = beta_3, alpha
+        self.alpha_steps, self.beta_3_steps = alpha_warmup_steps, beta_3_warmup_steps
+
+    def start(self, w: Array) -> None:
+        super().start(w)
+        self.s = np.zeros_like(w)
+
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
+        alpha, beta_3 = self.alpha, self.beta_3
+        if self.alpha_steps:
+            alpha = min(alpha, self.t * alpha / self.alpha_steps)
+        if self.beta_3_steps:
+            first, last, a = math.log(self.beta_1), math.log(beta_3), self.t / self.beta_3_steps
+            beta_3 = min(beta_3, math.exp(first * last / ((1 - a) * last + a * first)))
+        self.accumulate(g)
+        self.s = beta_3 * self.s + (1 - beta_3) * g
+        m_hat, v_hat = self.m / (1 - self.beta_1**self.t), self.v / (1 - self.beta_2**self.t)
+        return w - learning_rate * (m_hat + alpha * self.s) / (np.sqrt(v_hat) + self.epsilon)
 
 
 class LARS(Rule):

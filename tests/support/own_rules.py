@@ -3,6 +3,8 @@
 Where an original cannot be met, the row that is missing is named here:
 
 * Adan of Optax takes 1 - β₂ for the look-ahead, where paper and authors take β₂ (in its spelling).
+* AdEMAMix of pytorch_optimizer corrects the bias of both means by that of the fast one. Optax has
+  the paper's, which corrects that of the fast one alone. All agree without a fast mean.
 * LARS of pytorch_optimizer starts its momentum from the first gradient as it is, unscaled, and
   scales no vectors; Optax has the paper's.
 * Muon of torch and pytorch_optimizer iterates in bfloat16; Optax does in the dtype of the weights.
@@ -25,17 +27,18 @@ import keras_groupopt as kgo
 
 NAN, INF = math.nan, math.inf
 FRACTION, AMOUNT, POSITIVE = [-0.1, 1.0, NAN, "0.9", None], [-0.1, INF, NAN, "0"], [0.0, -1.0, INF]
-SWITCH, NUMBER = [1, "yes", None], [NAN, INF, "3"]
+SWITCH, NUMBER, STEPS = [1, "yes", None], [NAN, INF, "3"], [0, -1, True, "3"]
 # Values that an argument of a rule refuses; an argument means the same in each rule.
 BAD: dict[str, list[Any]] = {
     **dict.fromkeys(("beta_1", "beta_2", "beta_3", "momentum"), FRACTION),
-    **dict.fromkeys(("epsilon", "epsilon_1", "epsilon_2", "r"), AMOUNT),
+    **dict.fromkeys(("alpha", "epsilon", "epsilon_1", "epsilon_2", "r"), AMOUNT),
     **dict.fromkeys(("weight_lr_power", "momentum_decay", "weight_decay"), AMOUNT),
     **dict.fromkeys(("clip_threshold", "relative_limit", "trust_coefficient"), POSITIVE),
     **dict.fromkeys(("rms_rate", "clipnorm", "global_clipnorm", "clipvalue"), POSITIVE),
     **dict.fromkeys(("rectify", "amsgrad", "nesterov", "no_prox"), SWITCH),
     **dict.fromkeys(("relative_step", "scale_parameter"), SWITCH),
     **dict.fromkeys(("muon_a", "muon_b", "muon_c"), NUMBER),
+    **dict.fromkeys(("alpha_warmup_steps", "beta_3_warmup_steps"), STEPS),
     "beta_2_decay": [0.0, 0.8, -INF, NAN, None],
     "learning_rate": [-0.1, NAN, INF],
     "ns_steps": [0, 1.5, None],
@@ -43,6 +46,13 @@ BAD: dict[str, list[Any]] = {
     "sync_period": [0, -1, 2.5, True, None],
     "warmup_steps": [-1, 0.5],
 }
+
+
+def warmed_up(first: float, last: float, share: Any) -> Any:
+    """The decay whose half-life is at a share of the way from that of one decay to another's."""
+    half_lives = [math.log(0.5) / math.log(decay) for decay in (first, last)]
+    share = share.clip(max=1.0)
+    return 0.5 ** (1.0 / ((1.0 - share) * half_lives[0] + share * half_lives[1]))
 
 
 def lookahead(rule: Any = "radam", **arguments: Any) -> Rule:
@@ -148,6 +158,45 @@ OWN_ROWS: dict[str, RuleRow] = {
             ),
         },
         changed={"beta_1": 0.9, "beta_2": 0.8, "beta_3": 0.95, "no_prox": True},
+    ),
+    "ademamix": RuleRow(
+        kgo.AdEMAMix,
+        own.AdEMAMix,
+        {"": {}, "_warm_up": {"beta_3": 0.99, "alpha_warmup_steps": 4, "beta_3_warmup_steps": 6}},
+        fused={
+            "": {"beta_3": 0.95, "epsilon": 1e-4},
+            "_warm_up": {"alpha_warmup_steps": 4, "beta_3_warmup_steps": 30},
+        },
+        originals={
+            "": Original(
+                of_optax(lambda o: o.contrib.ademamix(R, weight_decay=0.3)), weight_decay=0.3
+            ),
+            "_warm_up": Original(
+                of_optax(
+                    lambda o: o.contrib.ademamix(
+                        R,
+                        b2=0.95,
+                        # Its schedules are called with the steps made.
+                        b3=lambda made: warmed_up(0.9, 0.999, (made + 1) / 30),
+                        alpha=lambda made: 8.0 * ((made + 1) / 20).clip(max=1.0),
+                        eps=1e-2,
+                    )
+                ),
+                {
+                    "beta_2": 0.95,
+                    "beta_3": 0.999,
+                    "alpha": 8.0,
+                    "epsilon": 1e-2,
+                    "alpha_warmup_steps": 20,
+                    "beta_3_warmup_steps": 30,
+                },
+            ),
+            "_one_mean": Original(
+                of_package(lambda p, o: o.AdEMAMix(p, R, (0.0, 0.99, 0.98), alpha=3.0)),
+                {"beta_1": 0.0, "beta_2": 0.99, "beta_3": 0.98, "alpha": 3.0},
+            ),
+        },
+        changed={"beta_3": 0.99, "alpha": 2.0, "alpha_warmup_steps": 9, "beta_3_warmup_steps": 9},
     ),
     "lars": RuleRow(
         kgo.LARS,

@@ -259,7 +259,7 @@ ratio while you train: `optimizer.set_learning_rate_ratio("backbone", 0.1)`.
 These rules come from this package, and you can also pass their classes to `compile` alone, as in
 `kgo.Adan(1e-3)`:
 
-* `"radam"`, `"adan"`, `"lars"`, `"adabelief"` and `"nadamw"`.
+* `"radam"`, `"adan"`, `"ademamix"`, `"lars"`, `"adabelief"` and `"nadamw"`.
 * `kgo.rule("lookahead", rule="adam")`, which works around any rule.
 * `"adafactor"`, `"muon"` and `"schedulefreeadamw"`, because the classes of Keras with these names
   do not work correctly within a group. In our Adafactor, ratios hold, and matrices keep no full

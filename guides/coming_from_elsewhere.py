@@ -41,7 +41,7 @@ def ratios_of(optimizer):
 | `add_param_group` | `optimizer.add_group(kgo.Group(...))`, or `optimizer.rebuild(model)`: both keep the state of the rest |
 | `p.requires_grad = False` | `layer.trainable = False`, `kgo.Group(frozen=True)`, or `optimizer.freeze_to(-1)` |
 | `weight_decay` of Adam, SGD | `weight_decay=` is decoupled here and never enters a moment; for the meaning in torch, use a regularizer of the layer |
-| `fused=True`, `foreach=True` | the default for SGD, Adam, AdamW, RAdam, Adan, Lion, RMSprop and Adagrad; `fused=False` uses the update of the rule itself |
+| `fused=True`, `foreach=True` | the default for SGD, Adam, AdamW, RAdam, Adan, AdEMAMix, Lion, RMSprop and Adagrad; `fused=False` uses the update of the rule itself |
 | `clip_grad_norm_` | `global_clipnorm=1.0`: one norm over all groups, before each step |
 | `StepLR`, `OneCycleLR`, `CyclicLR`, `SequentialLR`, … | `kgo.schedules`; `kgo.warmup(schedule, 500)`; `total_steps="fit"` ends a schedule with the run |
 | `ReduceLROnPlateau` | `ReduceLROnPlateau` of Keras, or `kgo.PlateauRatio` beside a schedule |

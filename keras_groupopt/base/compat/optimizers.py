@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,18 +32,14 @@ def declared_learning_rate(optimizer: Any) -> Any:
     return rate
 
 
-def moving(rule: Any) -> Any:
-    """Returns the optimizer that moves a rule's variables: for Lookahead, the inner one."""
-    return getattr(rule, "ahead", rule)
-
-
 def skip_step(rule: Any) -> None:
     """Counts a step in which no variable of `rule` has a gradient.
 
     Keras' `apply` refuses a list without gradients, which is an ordinary step for one of several
     groups.
     """
-    mover = moving(rule)
+    # Of Lookahead, the optimizer within.
+    mover = getattr(rule, "ahead", rule)
     if isinstance(mover, keras.optimizers.Nadam):
         # `apply` advances the product of the momentum schedule once per step, in a hook.
         product = mover._u_product
@@ -113,21 +108,6 @@ def has_decay_exclusion(optimizer: Any) -> bool:
         getattr(optimizer, "_exclude_from_weight_decay", None)
         or getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
     )
-
-
-def register_variables(optimizer: Any, build: Any, variables: list[Any]) -> None:
-    """Calls Keras' `build` so that it registers variables, and makes no averages or accumulators.
-
-    It would make those from arguments that mean something else here.
-    """
-    own = vars(optimizer)
-    names = ("use_ema", "gradient_accumulation_steps")
-    declared = {name: own[name] for name in names}
-    own.update(dict.fromkeys(names))
-    try:
-        build(variables)
-    finally:
-        own.update(declared)
 
 
 def is_decayed(optimizer: Any, variable: keras.Variable) -> bool:
@@ -212,8 +192,15 @@ def replace_built_variables(optimizer: Any, variables: Sequence[keras.Variable])
     """Gives a built optimizer other variables of the model, as if it had been built with them.
 
     The base class' `build` only registers variables; that of `LossScaleOptimizer` would make its
-    state anew. It adds to the places it knows, so those are cleared first.
+    state anew. It adds to the places it knows, so those are cleared first. It would also make
+    averages and accumulators from arguments that mean something else here, so those are hidden.
     """
     optimizer._trainable_variables_indices.clear()
-    build = functools.partial(keras.optimizers.Optimizer.build, optimizer)
-    register_variables(optimizer, build, list(variables))
+    own = vars(optimizer)
+    names = ("use_ema", "gradient_accumulation_steps")
+    declared = {name: own[name] for name in names}
+    own.update(dict.fromkeys(names))
+    try:
+        keras.optimizers.Optimizer.build(optimizer, list(variables))
+    finally:
+        own.update(declared)

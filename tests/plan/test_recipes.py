@@ -327,10 +327,14 @@ def test_stages_begin_at_their_steps(parts, steps, starts):
 BAD_STAGES = [
     ((["a", "b"], 0), ValueError, "`steps_per_stage` must be an integer >= 1.*=0"),
     ((["a", "b"], 1.5), TypeError, "`steps_per_stage` must be an integer >= 1"),
-    ((["a", "b"], [1, 2]), ValueError, "one number per stage but the last, 1 for 2 parts"),
+    ((["a", "b"], [1, 2]), ValueError, "one number for each stage except the last, 1 for 2 parts"),
     (("a", 1), TypeError, "`parts` must be a Keras model, or a list of parts"),
     (([], 1), TypeError, "`parts` must be"),
-    (([kgo.Group("default")], 1), ValueError, r"which variables.*group \"default\".*parts\[0\]"),
+    (
+        ([kgo.Group("default")], 1),
+        ValueError,
+        r"must have a selector.*group \"default\".*parts\[0\]",
+    ),
     (([("a", kgo.schedules.UnfreezeAt(1))], 1), TypeError, r"numbers as ratios.*parts\[0\]"),
 ]
 

@@ -187,7 +187,7 @@ SCHEDULES = [
         (plan(rule=rule("radam", beta_1=Jump(1.5, 0.1))), "beta_1"),
         (
             plan(Group("all", "**", learning_rate=Jump(0.25, 0.1)), learning_rate=Jump(0.5, 0.1)),
-            "every group has a rate of its own",
+            "every group has its own rate",
         ),
         (
             plan(weight_decay=Jump(0.5, 0.1), exclude_from_decay="**"),
@@ -195,11 +195,11 @@ SCHEDULES = [
         ),
         (
             plan(Group("all", "**", rule="sgd"), rule=rule("adam", beta_1=Jump(0.9, 0.1))),
-            "every group has a rule of its own",
+            "every group has its own rule",
         ),
         (
             plan(Group("h", "head", frozen=True), ratios=[("head", Jump(0.0, 1.0))]),
-            "all that it claims is frozen",
+            "all its variables are frozen",
         ),
         (
             plan(Group("h", "head", learning_rate=from_base(lambda base: -base))),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import ml_dtypes  # noqa: F401 - importing it makes NumPy know its dtypes
+import ml_dtypes
 import numpy as np
 
 
@@ -19,7 +19,8 @@ def bytes_of(shape: Sequence[int], dtype: str) -> int:
     values = math.prod(shape)
     if dtype in ("int4", "uint4"):
         return math.ceil(values / 2)
-    try:
-        return values * np.dtype(dtype).itemsize
-    except TypeError:  # NumPy has no fixed size for it, such as Keras' "string".
-        return values
+    kind = getattr(ml_dtypes, dtype, np.sctypeDict.get(dtype))
+    if isinstance(kind, type) and issubclass(kind, np.generic):
+        return values * np.dtype(kind).itemsize
+    # Keras' "string" has no fixed size.
+    return values

@@ -217,17 +217,23 @@ def without_modules(config: Any) -> Any:
     return config
 
 
+def of_then(config: Any, written: Any) -> Any:
+    """The config without arguments that the earlier version did not have."""
+    known = {key: config["config"][key] for key in written["config"]}
+    return without_modules({**config, "config": known})
+
+
 @pytest.mark.parametrize("name", ["scheduled", "instances"])
 def test_a_config_of_an_earlier_version_comes_back_as_it_was(name):
     config = written_configs()[name]
     optimizer = keras.optimizers.deserialize(config)
     assert type(optimizer) is kgo.GroupedOptimizer
-    assert without_modules(optimizer.get_config()) == without_modules(config["config"])
     again = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))
-    assert without_modules(again) == without_modules(config)
+    assert of_then(again, config) == without_modules(config)
 
 
 @pytest.mark.parametrize("name", ["scheduled", "instances"])
 def test_what_is_declared_now_has_the_config_that_it_had(name):
     config = keras.optimizers.serialize(earlier_models.declared()[name])
-    assert without_modules(config) == without_modules(written_configs()[name])
+    written = written_configs()[name]
+    assert of_then(config, written) == without_modules(written)

@@ -308,7 +308,10 @@ WRONG = [
         ),
         (put(np.zeros((4, 3)), *KERNEL, "@anchor"), "@anchor as float64[4, 3]"),
         (put(np.float32(np.nan), "scalars", "@learning_rate"), "@learning_rate is nan"),
-        (put(np.int32(-3), "scalars", "@iterations"), "@iterations is -3"),
+        (
+            put(np.array(-3, keras.backend.standardize_dtype("int")), "scalars", "@iterations"),
+            "@iterations is -3",
+        ),
     ),
 ]
 

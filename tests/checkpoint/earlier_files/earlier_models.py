@@ -14,7 +14,8 @@ import numpy as np
 
 import keras_groupopt as kgo
 
-FOLDER = pathlib.Path(__file__).resolve().parent
+# Apart from the modules here: a folder named as a backend beside them could be imported as it.
+FOLDER = pathlib.Path(__file__).resolve().parent / "written"
 BACKENDS = ("jax", "tensorflow", "torch")
 # Micro-batches before and after the files are written, and the one whose targets are not finite: it
 # is skipped and counts in no window. So a window of three is open at both ends.

@@ -213,7 +213,7 @@ def _adan(rule: Any, own: _Scalars) -> Move:
         started: Tensor,
     ) -> None:
         gradient = own.scaled(gradient)
-        # The mark is 1, or 0 where there is no last gradient.
+        # The mark is 1, or 0 if there is no last gradient.
         mark = own.of(_raw_ops.ReadVariableOp(resource=started, dtype=tf.float32))
         change = (gradient - own.read(last)) * mark
         step = own.moved(m, gradient, shares[0]) * of_m

@@ -273,7 +273,7 @@ def are_fusible(gradients: Sequence[Tensor], variables: Sequence[Any]) -> list[b
 
 
 def assign_on_replicas(variables: Sequence[Any], values: Sequence[Tensor], only_if: Tensor) -> None:
-    """Assigns values that are the same on all replicas, where a boolean scalar holds."""
+    """Assigns values that are the same on all replicas, if a boolean scalar holds."""
     for variable, value in zip(variables, values, strict=True):
         wide = ops.cast(value, variable.dtype)
         variable.assign(ops.where(only_if, wide, ops.convert_to_tensor(variable)))

@@ -139,7 +139,7 @@ def loss_of_all(loss: Tensor) -> Tensor:
 
 
 def assign_on_replicas(variables: Sequence[Any], values: Sequence[Tensor], only_if: Tensor) -> None:
-    """Assigns values that are the same on all replicas, where a boolean scalar holds."""
+    """Assigns values that are the same on all replicas, if a boolean scalar holds."""
     targets = [raw(variable) for variable in variables]
     wide = [tf.cast(value, target.dtype) for target, value in zip(targets, values, strict=True)]
 

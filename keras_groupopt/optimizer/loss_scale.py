@@ -339,7 +339,7 @@ def _group_flags(
 
     Args:
         built: The built groups.
-        gradients: One per position; `None` where there is none.
+        gradients: One per position; `None` if there is none.
         positions: Places of their variables among those the optimizer was built with.
     """
     finite: list[list[Tensor]] = [[ops.convert_to_tensor(True)] for _ in built.groups]

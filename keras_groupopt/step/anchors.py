@@ -80,7 +80,7 @@ def _from_mapping(
 def _below_its_layer(
     source: Mapping[str, Any], anchored: Sequence[PlannedVariable]
 ) -> Mapping[str, Any]:
-    """Returns `source` by paths in the model, where its paths start at a layer in the model.
+    """Returns `source` by paths in the model, if its paths start at a layer in the model.
 
     The file of a pretrained backbone knows nothing of the model the backbone is put into.
     """

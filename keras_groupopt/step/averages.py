@@ -210,7 +210,7 @@ class Averages(Kept):
             backend.run_if(due, lambda: copy_into_weights(pairs), variables)
 
     def start(self, pairs: Sequence[Pair], iterations: Any, stepping: bool) -> None:
-        """Copies the weights at the step where averaging begins, where a step could not.
+        """Copies the weights at the step where averaging begins, if a step could not.
 
         Weights may be loaded or set between the build and the first step. Nothing happens in a
         stateless step, where the values are not at hand.

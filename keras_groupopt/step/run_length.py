@@ -51,7 +51,7 @@ class RunLength(Kept):
     The first `fit` that trains fills it in, and from then on it is state.
 
     Args:
-        model: Returns the model, or `None` where there is none.
+        model: Returns the model, or `None` if there is none.
         accumulation: Micro-batches per optimizer step.
     """
 

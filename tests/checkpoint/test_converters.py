@@ -274,7 +274,7 @@ def test_moments_and_step_of_torch_go_to_their_paths(named):
 @pytest.mark.parametrize("given", [{"model": {}, "optimizer": {}}, [], None])
 def test_a_whole_checkpoint_of_torch_is_refused_in_place_of_its_optimizers_entry(given):
     _, optimizer = dense()
-    with pytest.raises(ValueError, match="Of a checkpoint pass the optimizer's entry"):
+    with pytest.raises(ValueError, match="optimizer's entry of a checkpoint"):
         kgo.load_torch_state(optimizer, given, PATHS)
 
 

@@ -123,7 +123,7 @@ def test_a_file_of_an_earlier_version_goes_on_as_it_did_there(way, caplog):
     assert_same(earlier_models.state(model), expected(HERE, "saved"))
     compare = assert_same if EXACT else assert_near
     compare(earlier_models.go_on(model), expected(HERE, "after"))
-    # Such as that something is declared otherwise than it was when it was saved.
+    # For example, that a declaration changed since the file was saved.
     assert [record for record in caplog.records if record.name.startswith(kgo.__name__)] == []
 
 

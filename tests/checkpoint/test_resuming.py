@@ -1,4 +1,4 @@
-"""State that does not fit whole: what is kept, what starts fresh, and what is said of it."""
+"""State that does not fit whole: what is kept, what starts fresh, and what the report shows."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def live(place: str) -> dict[str, Any]:
 
 
 def custom_loop(place: str, alone: np.ndarray) -> dict[str, Any]:
-    """A loop of one's own over `stateless_apply`, compiled without a word about layouts."""
+    """A compiled loop over `stateless_apply` that does not name layouts."""
     import jax
 
     with distribution(place).scope():
@@ -225,7 +225,7 @@ def half_precision(place: str) -> dict[str, Any]:
 
 
 def refusals() -> dict[str, str]:
-    """What is said of layouts that cannot be applied; a build without them is then as any."""
+    """Errors of layouts that cannot be applied; a build without them then works."""
     other = keras.distribution.DeviceMesh((4,), ["other"])
     key = "default/head/kernel/momentums"
     bad = {

@@ -186,7 +186,7 @@ def test_averages_anchors_and_a_rebuild_follow_outside_of_the_scope(strategy):
 
 
 def loop(model: keras.Model, strategy: Any, compiled: bool, weighted: bool) -> Any:
-    """Returns a training step of one's own, which builds the optimizer."""
+    """Returns a training step without `fit`, which builds the optimizer."""
     import tensorflow as tf
 
     def replica_step(x: Any, y: Any) -> None:

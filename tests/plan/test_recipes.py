@@ -204,7 +204,7 @@ ROUTES = [
     ("a chain", lambda: models.chain("a b c"), {}, ["a/kernel", "b/kernel"]),
     ("more for AdamW", lambda: models.chain("a b c"), {"adamw": "a"}, ["b/kernel"]),
     ("no head", lambda: models.chain("a b"), {"head": ()}, ["a/kernel", "b/kernel"]),
-    ("the head is said", models.subclassed, {"head": "last"}, ["first/kernel", "second/kernel"]),
+    ("the head is given", models.subclassed, {"head": "last"}, ["first/kernel", "second/kernel"]),
 ]
 
 

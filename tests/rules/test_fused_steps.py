@@ -48,7 +48,7 @@ SHAPES = {"matrix": (7, 5), "vector": (5,), "scalar": (), "again": (7, 5)}
 
 
 def gradients(shapes: Mapping[str, tuple[int, ...]], step: int) -> list[Any]:
-    """Of very different sizes, so that an epsilon in another place shows."""
+    """Gradients of very different sizes, so that an epsilon in another place shows."""
     generator = np.random.default_rng(step)
     return [
         ops.convert_to_tensor((generator.normal(size=shape) * 10.0**-place).astype("float32"))

@@ -169,7 +169,7 @@ def block_of_4096_values(monkeypatch: pytest.MonkeyPatch) -> int:
 def test_a_step_takes_no_more_at_a_time_than_the_gradients(
     rule: str, block_of_4096_values: int
 ) -> None:
-    """Of temporaries that live at once; blocks bound them."""
+    """Temporaries that live at once are counted; blocks bound them."""
     import torch
     from torch.utils import _pytree as pytree
 

@@ -55,7 +55,7 @@ def test_a_layer_frozen_later_without_compile_is_left_alone_or_a_warning_names_i
         fit(model)
     said = [str(warning.message) for warning in caught]
     said = [text for text in said if text.startswith("`trainable` changed after the model was")]
-    # The graph that TensorFlow compiled knows nothing of it: there it is said, with the paths.
+    # The graph that TensorFlow compiled does not know of the change: a warning names the paths.
     assert len(said) == ON_TENSORFLOW
     for text in said:
         assert "does not know: a/kernel" in text

@@ -90,7 +90,7 @@ def compiled_step(
 
 
 def _given(sample_count: Any) -> tuple[Any, ...]:
-    """Nothing where there is none: a rule that stands alone does not know of it."""
+    """Returns arguments after the variables: a rule that stands alone takes no sample count."""
     return () if sample_count is None else (sample_count,)
 
 

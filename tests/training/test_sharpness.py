@@ -186,7 +186,7 @@ def busy_model() -> keras.Model:
     x = layers.BatchNormalization()(x)
     x = Noise()(layers.Dropout(0.3, seed=1)(x))
     x = layers.GaussianNoise(0.1)(layers.Dropout(0.3)(layers.ActivityRegularization(l2=0.1)(x)))
-    if BACKEND != "jax":  # there Keras wants a generator of one's own
+    if BACKEND != "jax":  # there Keras needs a generator that the layer makes
         x = Noise(own=False)(x)
     return keras.Model(inputs, layers.Dense(2)(x))
 

@@ -1,4 +1,4 @@
-"""Wrong ways to use a gradient rule: what is refused, and what is said."""
+"""Wrong ways to use a gradient rule raise errors that say what to do."""
 
 from __future__ import annotations
 

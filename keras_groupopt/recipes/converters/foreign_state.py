@@ -94,8 +94,8 @@ def load_torch_state(
         held = ", ".join(map(str, state_dict)) if isinstance(state_dict, Mapping) else "no dict"
         raise ValueError(
             "`state_dict` must be the result of a torch optimizer's `state_dict()`, with `state` "
-            f"and `param_groups`. Received: {held[:200]}. Of a checkpoint pass the optimizer's "
-            "entry."
+            f"and `param_groups`. Received: {held[:200]}. Pass the "
+            "optimizer's entry of a checkpoint."
         )
     built = optimizer._require_built("load_torch_state")
     targets = {

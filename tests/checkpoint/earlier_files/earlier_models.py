@@ -1,6 +1,6 @@
 """The runs whose files an earlier version wrote: the script that wrote them and the tests share it.
 
-Nothing here may change but in the way it is said: a file goes on only beside the data, the layers
+Only the wording here may change: a file goes on only beside the data, the layers
 and the declaration that it was written with. Only public names are used, as the modules behind
 them move.
 """

@@ -38,7 +38,7 @@ def train(
     micro_batches: int = 1,
     samples: np.ndarray = X,
 ) -> None:
-    """A loop without `fit`. With `micro_batches`, torch adds up that many gradients for one step."""
+    """A loop without `fit`. With `micro_batches`, torch adds up so many gradients for a step."""
     import torch
 
     optimizer, variables = model.optimizer, model.trainable_variables

@@ -14,6 +14,8 @@ import pathlib
 import types
 from typing import Any
 
+import keras
+
 import keras_groupopt as kgo
 
 FILE = pathlib.Path(__file__).resolve().parent / "public_names.json"
@@ -55,7 +57,10 @@ def is_called(member: Any) -> bool:
 def signature(member: Any) -> list[str]:
     """The parameters, one text each, without annotations; `"*"` stands before those by name."""
     texts, by_name = [], False
-    for parameter in inspect.signature(member).parameters.values():
+    # Python 3.10 shows `__new__`, which Keras' models have, in place of `__init__`.
+    model = inspect.isclass(member) and issubclass(member, keras.Model)
+    called = inspect.signature(member.__init__ if model else member).parameters.values()
+    for parameter in list(called)[model:]:
         if parameter.kind is parameter.VAR_POSITIONAL:
             by_name = True
         if parameter.kind is parameter.KEYWORD_ONLY and not by_name:

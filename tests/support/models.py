@@ -90,5 +90,8 @@ def assert_equal(one: Any, other: Any, rtol: float = 0.0, atol: float = 0.0) -> 
     """
     pairs = [each if isinstance(each, Sequence) else arrays(each) for each in (one, other)]
     for value, expected in zip(*pairs, strict=True):
-        assert value.dtype == expected.dtype or rtol or atol
-        np.testing.assert_allclose(value, expected, rtol=rtol, atol=atol)
+        if rtol or atol:
+            np.testing.assert_allclose(value, expected, rtol=rtol, atol=atol)
+        else:
+            assert value.dtype == expected.dtype
+            np.testing.assert_array_equal(value, expected)

@@ -189,8 +189,13 @@ def stateless_apply(
         optimizer,
         optimizer,
         (optimizer_variables, grads, trainable_variables),
-        lambda variables: optimizer.apply(grads, variables, sample_count),
+        lambda variables: optimizer.apply(grads, variables, **given(sample_count)),
     )
+
+
+def given(sample_count: Any) -> dict[str, Any]:
+    """Returns the argument of `apply`, if there is one: a subclass may have Keras' signature."""
+    return {} if sample_count is None else {"sample_count": sample_count}
 
 
 def apply_to_values(

@@ -90,7 +90,7 @@ def check_model(optimizer: Any, model: Any) -> None:
     """
     built = require_built(optimizer, "check_model")
     if optimizer._link.model is None:
-        bind(optimizer, model)
+        optimizer.bind(model)
     now = frozenset(positions_of(optimizer, model.trainable_variables))
     made = None if built.received_in is None else built.received_in()
     received = built.received

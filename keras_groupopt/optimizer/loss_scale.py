@@ -206,7 +206,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             unscaled = _unscale(sums, known, self.dynamic_scale)
             backend.run_if(
                 ops.all(flags),
-                lambda: inner.apply(unscaled, known, samples),
+                lambda: inner.apply(unscaled, known, **applying.given(samples)),
                 [*known, *applying.changing_variables(inner)],
             )
             self._record(flags)
@@ -238,7 +238,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             self,
             self.inner_optimizer,
             (optimizer_variables, grads, trainable_variables),
-            lambda variables: self.apply(grads, variables, sample_count),
+            lambda variables: self.apply(grads, variables, **applying.given(sample_count)),
         )
 
     def _record(self, flags: Tensor) -> None:
@@ -273,6 +273,11 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             ValueError: If the optimizer is not built, or counts or shapes differ.
         """
         inner = self.inner_optimizer
+        if len(weights) != len(self.variables):
+            raise ValueError(
+                "`weights` must have the shapes of `optimizer.variables`. Received: "
+                f"{len(weights)} values for {len(self.variables)} variables."
+            )
         count = len(self.variables) - len(inner.variables)
         own = list(weights[:count])
         if any(np.shape(weight) != () for weight in own):

@@ -12,7 +12,7 @@ from keras_groupopt import checkpoint
 from keras_groupopt.base import compat, text
 from keras_groupopt.checkpoint.carried import Copies, carried
 from keras_groupopt.optimizer import building
-from keras_groupopt.optimizer.binding import bind, check_is_model
+from keras_groupopt.optimizer.binding import check_is_model
 from keras_groupopt.optimizer.declaration import declare
 from keras_groupopt.plan import plan as planning
 from keras_groupopt.plan.group import Group, as_groups
@@ -173,7 +173,7 @@ def add_group(optimizer: Any, group: Group) -> checkpoint.Report | None:
             "`add_group` needs the model of an optimizer that was built or loaded. Received: "
             f"{group.where}, and no model. Call `optimizer.bind(model)` first."
         )
-    return rebuild(optimizer, link.model, groups)
+    return optimizer.rebuild(link.model, groups)
 
 
 # The state of a gradient rule --------------------------------------------------------------------
@@ -196,16 +196,16 @@ def keep_for_gradient_rule(optimizer: Any, wanted: Wanted, model: Any) -> None:
     if built is None:
         link.gradient_rule = wanted
         if link.records is None:
-            bind(optimizer, model)
+            optimizer.bind(model)
         return
     if link.model is not model:
-        bind(optimizer, model)
+        optimizer.bind(model)
     before, link.gradient_rule = link.gradient_rule, wanted
     try:
         if _needs_no_rebuild(optimizer, model):
             _change_gradient_state(optimizer, built, wanted)
             return
-        report = rebuild(optimizer, model)
+        report = optimizer.rebuild(model)
     except BaseException:
         link.gradient_rule = before
         raise

@@ -17,7 +17,6 @@ from keras_groupopt.backend.fused_step import FusedStep, ListStep
 from keras_groupopt.base import compat
 
 Tensor = Any
-Lists = Sequence[list[Tensor]]
 
 # Values in a block. A processor's cache holds few blocks; of launches a GPU wants few.
 _BLOCK = {"cpu": 1 << 20, "cuda": 1 << 26}

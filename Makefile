@@ -149,7 +149,7 @@ $(BACKENDS:%=suite-%): suite-%: .venv-test/ready
 	$(call check,$@,$(jax_cache) $(call test_on,$*) -m "not once and not program")
 
 $(BACKENDS:%=programs-%): programs-%: .venv-test/ready
-	$(call check,$@,$(call test_on,$*) -m program)
+	$(call check,$@,$(call test_on,$*) -m "program and not once")
 
 lowest: .venv-lowest/ready
 	$(call check,$@,KERAS_BACKEND=jax $(jax_cache) .venv-lowest/bin/python -m pytest \

@@ -1,4 +1,4 @@
-"""Keras' own rules: their slots for fused steps, and SGD and RMSprop with a scheduled momentum."""
+"""Keras' own rules: their slots for fused steps, and the classes that take the place of some."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import keras
+from keras import ops
 
 from keras_groupopt import backend
 from keras_groupopt.base import compat
@@ -81,6 +82,33 @@ class RMSprop(_KeepsMomentum, keras.optimizers.RMSprop):
     step_of_backend = backend.rmsprop_step
 
 
+class Ftrl(keras.optimizers.Ftrl):
+    """Stands for `keras.optimizers.Ftrl`, which divides by the rate.
+
+    At a rate above 0 the numbers are those of Keras. At rate 0 neither the variable nor its state
+    moves, where Keras makes them NaN.
+    """
+
+    stands_for = keras.optimizers.Ftrl
+    fused_slots = ("_accumulators", "_linears")
+
+    def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
+        """Moves one variable by one step.
+
+        Args:
+            gradient: The gradient, of the variable's shape.
+            variable: A variable that the optimizer was built with.
+            learning_rate: The rate of this step, a scalar.
+        """
+        index = compat.place_in(self, variable)
+        moving = [variable, *(slot[index] for slot in slots_of(self, self.fused_slots))]
+        before = [ops.copy(ops.convert_to_tensor(each)) for each in moving]
+        moves = learning_rate > 0
+        super().update_step(gradient, variable, ops.where(moves, learning_rate, 1.0))
+        for each, value in zip(moving, before, strict=True):
+            self.assign(each, ops.where(moves, ops.convert_to_tensor(each), value))
+
+
 _optimizers = keras.optimizers
 RULES.update(
     {
@@ -90,7 +118,7 @@ RULES.update(
         _optimizers.Adagrad: Registration("adagrad", ("_accumulators",)),
         _optimizers.Adam: Registration("adam", ("_momentums", "_velocities", "_velocity_hats")),
         _optimizers.Adamax: Registration("adamax", ("_m", "_u")),
-        _optimizers.Ftrl: Registration("ftrl", ("_accumulators", "_linears")),
+        _optimizers.Ftrl: Registration("ftrl", Ftrl.fused_slots, stand_in=Ftrl),
         _optimizers.Lion: Registration("lion", ("_momentums",)),
         _optimizers.RMSprop: Registration("rmsprop", RMSprop.fused_slots, RMSprop),
         _optimizers.SGD: Registration("sgd", SGD.fused_slots, SGD),

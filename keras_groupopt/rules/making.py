@@ -31,8 +31,9 @@ def make_rule(
         TypeError: If an argument has the wrong type.
     """
     cls = rule_class(rule, where)
-    if fields.scheduled(rule) and cls in RULES:
-        cls = RULES[cls].if_scheduled or cls
+    if cls in RULES:
+        known = RULES[cls]
+        cls = (fields.scheduled(rule) and known.if_scheduled) or known.stand_in or cls
     numbers = fields.with_numbers(rule, share)
     if rule.config is not None:
         optimizer = cls.from_config({**numbers, "learning_rate": learning_rate})

@@ -25,12 +25,15 @@ class Registration:
             which a fused step takes them; empty if the rule has no fused step. An attribute that
             is missing or empty, because an option is off, is left out.
         if_scheduled: The class that takes the rule's place if a schedule drives an argument; `None`
-            for the class itself.
+            for the class itself. Default: `None`.
+        stand_in: The class that always takes the rule's place; `None` for the class itself.
+            Default: `None`.
     """
 
     name: str
     fused_slots: tuple[str, ...] = ()
     if_scheduled: type | None = None
+    stand_in: type | None = None
 
 
 # Every rule of this package, and those of Keras about which there is something to know.

@@ -191,6 +191,25 @@ def test_the_joint_norm_is_that_of_all_gradients_laid_end_to_end(case: Case, fus
     assert_close(weights_of(model), case.expected_weights(steps), case.tolerance)
 
 
+# Velocities and slow weights carry the rate of earlier steps on.
+COASTS = ("lars", "rmsprop_momentum", "sgd_momentum", "sgd_nesterov", "lookahead")
+
+
+@either_way(RULES)
+def test_nothing_moves_at_rate_0_and_steps_at_other_rates_go_on(case: Case, fused: bool) -> None:
+    model = make_model()
+    optimizer = case.grouped((), model=model, fused=fused)
+    for step, rate in enumerate([0.0, 0.0, RATE, 0.0, RATE]):
+        before = weights_of(model)
+        optimizer.learning_rate = rate
+        take_step(optimizer, model, case.gradients(step))
+        if rate:
+            assert all(np.isfinite(w).all() for w in weights_of(model).values())
+            assert any(np.any(w != before[path]) for path, w in weights_of(model).items())
+        elif step < 2 or not case.name.startswith(COASTS):
+            assert_same(weights_of(model), before)
+
+
 # Config and state -----------------------------------------------------------------------------
 
 

@@ -81,7 +81,13 @@ def _check_numbers_of_keras(
     """Refuses numbers that Keras' own rules accept without a word, but cannot train with."""
     for name, value in arguments.items():
         default = parameters[name].default if name in parameters else None
-        if value is None or isinstance(default, bool) or not isinstance(default, (int, float)):
+        # The rate is the group's, which may be a schedule.
+        if (
+            name == "learning_rate"
+            or value is None
+            or isinstance(default, bool)
+            or not isinstance(default, (int, float))
+        ):
             continue
         if name == "momentum":
             check_share(name, value, where=where)

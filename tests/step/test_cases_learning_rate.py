@@ -55,6 +55,19 @@ def test_the_ratio_of_two_groups_holds_at_every_step_the_first_included():
         )
 
 
+@pytest.mark.parametrize("rule", [keras.optimizers.SGD, keras.optimizers.Adam, kgo.RAdam])
+def test_an_instance_brings_its_own_schedule(rule):
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.5, 0.25])
+    moved = []
+    for own in ({"rule": rule(schedule)}, {"rule": rule, "learning_rate": schedule}):
+        model = towers("a", "b")
+        groups = [kgo.Group("a", "a", **own)]
+        moved.append(train(model, kgo.GroupedOptimizer(groups, model=model, rule="sgd"), steps=3))
+    assert moved[0] == moved[1]
+    if rule is keras.optimizers.SGD:
+        assert moved[0]["a/kernel"] == -1.25
+
+
 def test_a_group_unfrozen_while_training_starts_at_the_present_rate_of_the_schedule():
     """It got an arbitrary rate, or the schedule began again for it."""
     schedule = keras.optimizers.schedules.CosineDecay(1.0, 100)

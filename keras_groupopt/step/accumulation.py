@@ -15,7 +15,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_groupopt.base.checks import check_count, check_positive
+from keras_groupopt.base.checks import check_count, check_number
 from keras_groupopt.step.built_variable import BuiltVariable
 from keras_groupopt.step.kept import Kept, add_scalar
 from keras_groupopt.step.state_keys import ACCUMULATED_WEIGHT, MICRO_BATCHES
@@ -124,4 +124,4 @@ def check_samples(value: Any) -> Tensor | None:
                 "micro-batch."
             )
         return value
-    return ops.convert_to_tensor(check_positive("sample_count", value, where="`apply`"), "float32")
+    return ops.convert_to_tensor(check_number("sample_count", value, where="`apply`"), "float32")

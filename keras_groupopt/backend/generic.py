@@ -35,6 +35,12 @@ def over_replicas(
     function(list(gradients))
 
 
+def has_shape(gradient: Tensor, shape: Sequence[int]) -> bool:
+    """Returns whether a gradient has a shape, as far as that is known."""
+    found = gradient.shape if hasattr(gradient, "shape") else np.shape(gradient)
+    return tuple(found) == tuple(shape)
+
+
 def sum_over_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
     """Returns the gradients of the whole batch from those of one replica's part of it."""
     return list(gradients)

@@ -36,6 +36,12 @@ def outside_compiled_step() -> AbstractContextManager[Any]:
     return tf.init_scope()
 
 
+def has_shape(gradient: Tensor, shape: Sequence[int]) -> bool:
+    """Returns whether a gradient has a shape, as far as that is known."""
+    found = gradient.shape if hasattr(gradient, "shape") else np.shape(gradient)
+    return bool(tf.TensorShape(found).is_compatible_with(shape))
+
+
 def combine_repeated_rows(gradient: Tensor) -> Tensor:
     """Returns a sparse gradient with each row once; a dense gradient as a tensor.
 

@@ -35,7 +35,7 @@ def apply(
         trainable_variables: Their variables. The first call builds the optimizer with them;
             later calls may leave some out, which is as if they had no gradient. Default: all
             variables it was built with.
-        sample_count: The samples (or tokens) that `grads` is the mean over, a number or a
+        sample_count: The samples (or tokens) that `grads` is the mean over, a number >= 0 or a
             scalar tensor. With it, micro-batches of different sizes weigh as in one batch. In
             a replica of a TensorFlow strategy: those of this replica. Default: `None`, which
             weighs all micro-batches alike.
@@ -44,8 +44,9 @@ def apply(
         FloatingPointError: With `on_nonfinite="raise"`, if a gradient is not finite and the step
             is not compiled.
         NotImplementedError: Under a strategy of TensorFlow that the class does not name.
-        ValueError: If a variable is unknown, counts differ, or every gradient is `None`; under
-            a strategy, if model or optimizer were made outside of its scope.
+        ValueError: If a variable is unknown or comes twice, counts or shapes differ, or every
+            gradient is `None`; under a strategy, if model or optimizer were made outside of its
+            scope.
     """
     grads = list(grads)
     if not grads:
@@ -86,7 +87,7 @@ def take_in(
         The places of the variables among those that the optimizer was built with.
 
     Raises:
-        ValueError: If a variable is unknown, or counts differ.
+        ValueError: If a variable is unknown or comes twice, or counts or shapes differ.
     """
     if trainable_variables is None:
         if optimizer._built is None:
@@ -106,9 +107,33 @@ def take_in(
         )
     positions = positions_of(optimizer, variables)
     built = optimizer._built
+    _check_gradients(built, grads, positions)
     if built.is_anything_due:
         backend.once_per_step(lambda: built.capture_due(stepping=True))
     return positions
+
+
+def _check_gradients(
+    built: BuiltOptimizer, grads: Sequence[Tensor], positions: Sequence[int]
+) -> None:
+    """Refuses two gradients for one variable, and gradients that would be broadcast."""
+    seen: set[int] = set()
+    for gradient, position in zip(grads, positions, strict=True):
+        own = built.places[position][1]
+        if position in seen:
+            raise ValueError(
+                "`trainable_variables` must hold each variable once. Received: "
+                f"{own.path} more than once. Add its gradients up."
+            )
+        seen.add(position)
+        if gradient is None or backend.has_shape(gradient, own.planned.shape):
+            continue
+        shape = tuple(own.variable.shape)
+        if not backend.has_shape(gradient, shape):
+            raise ValueError(
+                "A gradient must have the shape of its variable. Received: a gradient of shape "
+                f"{tuple(gradient.shape)} for {own.path} of shape {shape}."
+            )
 
 
 def changing_variables(optimizer: Any) -> list[Any]:

@@ -25,6 +25,16 @@ CALLS = rows(
         "one gradient per variable … 1 gradients for 6 variables",
     ),
     (
+        lambda world: world.built.apply(world.gradients[:1] * 2, world.variables[:1] * 2),
+        "hold each variable once … backbone/dense/kernel more than once",
+    ),
+    (
+        lambda world: world.built.apply(
+            [world.gradients[0][:1], *world.gradients[1:]], world.variables
+        ),
+        "the shape of its variable … gradient of shape (1, 3) for backbone/dense/kernel of shape",
+    ),
+    (
         lambda world: world.built.apply(world.gradients, world.other.trainable_variables),
         "was built with … unknown backbone/dense/kernel … Call `optimizer.rebuild(model)`",
     ),

@@ -84,7 +84,8 @@ class Group:
             without a selector must be called `"default"` and gets the variables that no other group
             claims. Default: none.
         rule: The algorithm: a name, an optimizer class, `kgo.rule(...)`, or an optimizer instance,
-            which brings its own rate (a number or a schedule), decay and clipping. Default: that of the optimizer.
+            which brings its own rate (a number or a schedule), decay and clipping. Default: that of
+            the optimizer.
         learning_rate_ratio: A number >= 0 or a schedule that multiplies the base rate. Default: 1.
         learning_rate: A separate rate for the group, per step. If it and the base rate are numbers,
             it becomes the ratio. A schedule does not follow the base rate;

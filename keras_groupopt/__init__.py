@@ -4,6 +4,8 @@
 learning-rate ratio, decay and anchor.
 """
 
+from types import ModuleType as _Module
+
 from keras_groupopt import recipes as recipes
 from keras_groupopt import schedules as schedules
 from keras_groupopt.checkpoint.matching import Report as Report
@@ -83,3 +85,13 @@ from keras_groupopt.training.sharpness_rules import SAM as SAM
 from keras_groupopt.training.sharpness_rules import LookSAM as LookSAM
 
 __version__ = "0.1.0"
+# The names above, without the folders that importing them leaves here.
+__all__ = [
+    name
+    for name, value in globals().items()
+    if name[0] != "_" and (not isinstance(value, _Module) or name in ("recipes", "schedules"))
+]
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

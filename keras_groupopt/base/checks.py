@@ -8,10 +8,15 @@ ValueError if it is out of range.
 from __future__ import annotations
 
 import contextlib
+import difflib
+import functools
+import inspect
 import math
 import numbers
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+_Class = TypeVar("_Class", bound=type)
 
 
 def is_schedule(value: Any) -> bool:
@@ -24,6 +29,36 @@ def wrong_type(name: str, value: Any, must: str) -> TypeError:
     return TypeError(
         f"`{name}` must be {must}. Received: {name}={value!r} (of type {type(value).__name__})."
     )
+
+
+def answer_unknown(habits: Mapping[str, str]) -> Callable[[_Class], _Class]:
+    """Returns a class decorator: an argument that the class does not take is an error with a hint.
+
+    Args:
+        habits: What other libraries call the arguments, and the names here.
+    """
+
+    def decorate(cls: _Class) -> _Class:
+        init = cls.__init__  # type: ignore[misc]
+        known = list(inspect.signature(init).parameters)[1:]
+
+        @functools.wraps(init)
+        def checked(self: Any, *args: Any, **arguments: Any) -> None:
+            for name, value in arguments.items():
+                if name in known:
+                    continue
+                near = difflib.get_close_matches(name, known, n=1)
+                best = habits.get(name, near[0] if near else "")
+                hint = f"Use `{best}`." if best else f"The arguments are: {', '.join(known)}."
+                raise TypeError(
+                    f"`{cls.__name__}` has no argument `{name}`. Received: {name}={value!r}. {hint}"
+                )
+            init(self, *args, **arguments)
+
+        cls.__init__ = checked  # type: ignore[misc]
+        return cls
+
+    return decorate
 
 
 @contextlib.contextmanager

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import numbers
 from typing import Any
 
-from keras_groupopt.base.checks import check_count
+from keras_groupopt.base.checks import wrong_type
 from keras_groupopt.optimizer.rebuilding import check_has_values, forget_compiled
 
 
@@ -48,7 +49,8 @@ def freeze_to(optimizer: Any, n: int) -> list[str]:
     Reference:
         Howard & Ruder 2018, arXiv:1801.06146; `Learner.freeze_to` of fastai.
     """
-    n = check_count("n", n, -(2**31), where="freeze_to")
+    if isinstance(n, bool) or not isinstance(n, numbers.Integral):
+        raise wrong_type("n", n, "an integer: `freeze_to(-1)` trains the last group")
     model = optimizer._link.model
     if model is not None:
         check_has_values(model)

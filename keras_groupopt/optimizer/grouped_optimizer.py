@@ -10,6 +10,7 @@ import keras
 from keras_groupopt import checkpoint
 from keras_groupopt.base import compat
 from keras_groupopt.base.checks import (
+    answer_unknown,
     check_choice,
     check_clipping,
     check_positive,
@@ -62,6 +63,16 @@ FIXED = (
 )
 
 
+@answer_unknown(
+    {
+        **dict.fromkeys(("params", "param_groups", "optimizers"), "groups"),
+        **dict.fromkeys(("max_norm", "max_grad_norm", "clip_grad_norm"), "global_clipnorm"),
+        **dict.fromkeys(("accumulation_steps", "every_k"), "gradient_accumulation_steps"),
+        "lr": "learning_rate",
+        "optimizer": "rule",
+        "wd": "weight_decay",
+    }
+)
 @keras.saving.register_keras_serializable(package="keras_groupopt")
 class GroupedOptimizer(keras.optimizers.Optimizer):
     """Trains each group of a model's variables with its own rule, rate, decay and anchor.
@@ -110,10 +121,10 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             `None`, no limit.
         clipvalue: Limit of each gradient element, in groups without clipping. Default: `None`, no
             limit.
-        gradient_accumulation_steps: Micro-batches per optimizer step, at least 2. Their gradients
+        gradient_accumulation_steps: Micro-batches per optimizer step, at least 1. Their gradients
             are averaged in float32 before anything else uses them. A window that is open at the end
             of an epoch carries over; `kgo.FlushAccumulation` closes it instead. Default: `None`,
-            no accumulation.
+            as 1: no accumulation.
         ema: An average of the weights over optimizer steps: `kgo.EMA(...)` or `kgo.SWA(...)`.
             `fit` leaves the weights themselves alone. Default: `None`, no average.
         on_nonfinite: What happens if gradients are not finite (inf, NaN, or a norm over all

@@ -12,7 +12,13 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from keras_groupopt.base.checks import check_clipping, check_scalar, check_switch, errors_in
+from keras_groupopt.base.checks import (
+    answer_unknown,
+    check_clipping,
+    check_scalar,
+    check_switch,
+    errors_in,
+)
 from keras_groupopt.plan.rule_spec import as_rule
 from keras_groupopt.schedules.from_base import FromBase
 from keras_groupopt.selectors import Selector, as_selector
@@ -70,6 +76,17 @@ def as_exclusion(value: Any) -> Selector | tuple[()] | None:
     return as_selector(value, argument="exclude_from_decay")
 
 
+@answer_unknown(
+    {
+        **dict.fromkeys(("lr_ratio", "lr_scale", "lr_mult"), "learning_rate_ratio"),
+        **dict.fromkeys(("params", "variables", "layers", "layer"), "selector"),
+        **dict.fromkeys(("optimizer", "algorithm"), "rule"),
+        "lr": "learning_rate",
+        "wd": "weight_decay",
+        "max_grad_norm": "global_clipnorm",
+        "trainable": "frozen",
+    }
+)
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Group:
     """One part of a model, and how to train it.

@@ -106,10 +106,11 @@ class Window(Kept):
 
 
 def check_steps(value: Any, where: str) -> int | None:
-    """Returns `gradient_accumulation_steps` as an int of at least 2, or `None`."""
+    """Returns `gradient_accumulation_steps` as an int of at least 2; `None` for 1 as well."""
     if value is None:
         return None
-    return check_count("gradient_accumulation_steps", value, 2, where=where)
+    steps = check_count("gradient_accumulation_steps", value, 1, where=where)
+    return None if steps == 1 else steps
 
 
 def check_samples(value: Any) -> Tensor | None:

@@ -24,7 +24,7 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 # default and a `get_config`.
 BASES = ("GradientRule", "SharpnessAware", "schedules.Schedule")
 # A base that is inside, and what stands for rules of Keras while a step is taken.
-INSIDE = ("UpdateRule", "SGD", "RMSprop")
+INSIDE = ("UpdateRule", "Ftrl", "SGD", "RMSprop")
 EXAMPLES: dict[str, Callable[[], Any]] = {
     "SharpnessAwareModel": lambda: kgo.SharpnessAwareModel(
         i := keras.Input((2,)), keras.layers.Dense(2)(i)

@@ -44,7 +44,7 @@ def refused(error: type[Exception], *calls: tuple[Callable[[], Any], str]) -> li
     return [pytest.param(call, error, text, id=text) for call, text in calls]
 
 
-STEPS = "`gradient_accumulation_steps` must be an integer >= 2. Received: "
+STEPS = "`gradient_accumulation_steps` must be an integer >= 1. Received: "
 ACCUMULATION = [
     pytest.param(
         lambda value=value: Optimizer(gradient_accumulation_steps=value),
@@ -52,7 +52,7 @@ ACCUMULATION = [
         f"{STEPS}gradient_accumulation_steps={value!r}",
         id=f"{value} micro-batches",
     )
-    for error, values in ((ValueError, (0, 1, -2)), (TypeError, (2.5, "4", True, [2])))
+    for error, values in ((ValueError, (0, -2)), (TypeError, (2.5, "4", True, [2])))
     for value in values
 ]
 AVERAGES = [

@@ -132,6 +132,19 @@ GROUPS = rows(
     (lambda _: GroupedOptimizer({"head": 5}), 'In group "head": `selector` must be … selector=5'),
     (lambda world: GroupedOptimizer(world.model), "`groups` must be … as `model=`"),
     (lambda _: GroupedOptimizer(model=5), "must be a Keras model … model=5 of type int"),
+    (
+        lambda _: head(lr=0.1),
+        "`Group` has no argument `lr` … lr=0.1. Use `learning_rate`.",
+    ),
+    (lambda _: head(lr_scale=0.1), "no argument `lr_scale` … Use `learning_rate_ratio`"),
+    (lambda _: head(weigth_decay=0.1), "no argument `weigth_decay` … Use `weight_decay`"),
+    (
+        lambda _: head(xyz=1),
+        "no argument `xyz` … The arguments are: name, selector, rule",
+    ),
+    (lambda _: GroupedOptimizer(lr=1.0), "`GroupedOptimizer` has no … lr=1.0. Use `learning_rate`"),
+    (lambda _: GroupedOptimizer(param_groups=[]), "no argument `param_groups` … Use `groups`"),
+    (lambda world: world.built.freeze_to("head"), "an integer: `freeze_to(-1)` … n='head'"),
     (lambda _: head(frozen="yes"), "True or False … frozen='yes' in group \"head\""),
 )
 

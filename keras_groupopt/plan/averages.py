@@ -13,9 +13,22 @@ References: Polyak & Juditsky 1992, doi:10.1137/0330046; Izmailov et al. 2018, a
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import field
 from typing import Any
 
-from keras_groupopt.base.checks import check_count, check_scalar, check_switch, is_schedule
+from keras_groupopt.base.arguments import SWITCH, checked_by, count, set_checked
+from keras_groupopt.base.checks import check_count, check_scalar, is_schedule
+
+
+def check_momentum(name: str, value: Any, *, where: str) -> Any:
+    """Returns a schedule as it is, and a number in [0, 1) as a float."""
+    number = check_scalar(name, value, where=where)
+    if not is_schedule(number) and not (number is not None and number < 1):
+        raise ValueError(
+            f"`{name}` must be a number in [0, 1) or a schedule. Received: {name}={value!r} in "
+            f"{where}."
+        )
+    return number
 
 
 class Average:
@@ -23,6 +36,9 @@ class Average:
 
     every: int
     start: int
+
+    def __post_init__(self) -> None:
+        set_checked(self, dataclasses.fields(self), vars(self))  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,15 +76,10 @@ class EMA(Average):
         `ExponentialMovingAverage(num_updates=...)`.
     """
 
-    momentum: Any = 0.999
-    warmup: bool = False
-    every: int = 1
-    start: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "momentum", check_momentum("momentum", self.momentum, "EMA"))
-        _check_times(self, "EMA")
-        check_switch("warmup", self.warmup, where="EMA")
+    momentum: Any = field(default=0.999, metadata=checked_by(check_momentum))
+    warmup: bool = field(default=False, metadata=SWITCH)
+    every: int = field(default=1, metadata=count(1))
+    start: int = field(default=0, metadata=count(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,11 +112,8 @@ class SWA(Average):
         Izmailov et al. 2018, arXiv:1803.05407.
     """
 
-    every: int = 1
-    start: int = 0
-
-    def __post_init__(self) -> None:
-        _check_times(self, "SWA")
+    every: int = field(default=1, metadata=count(1))
+    start: int = field(default=0, metadata=count(0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,22 +132,6 @@ class KerasEMA(Average):
     overwrite_frequency: int | None = None
     every: int = 1
     start: int = 0
-
-
-def check_momentum(name: str, value: Any, where: str) -> Any:
-    """Returns a schedule as it is, and a number in [0, 1) as a float."""
-    number = check_scalar(name, value, where=where)
-    if not is_schedule(number) and not (number is not None and number < 1):
-        raise ValueError(
-            f"`{name}` must be a number in [0, 1) or a schedule. Received: {name}={value!r} in "
-            f"{where}."
-        )
-    return number
-
-
-def _check_times(average: Average, where: str) -> None:
-    object.__setattr__(average, "every", check_count("every", average.every, 1, where=where))
-    object.__setattr__(average, "start", check_count("start", average.start, 0, where=where))
 
 
 def as_average(
@@ -179,7 +171,9 @@ def as_average(
         ema_overwrite_frequency = check_count(
             "ema_overwrite_frequency", ema_overwrite_frequency, 1, where=where
         )
-    return KerasEMA(check_momentum("ema_momentum", ema_momentum, where), ema_overwrite_frequency)
+    return KerasEMA(
+        check_momentum("ema_momentum", ema_momentum, where=where), ema_overwrite_frequency
+    )
 
 
 def describe(average: Average | None) -> str | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 from typing import Any, ClassVar
 
 import keras
 from keras import ops
 
-from keras_groupopt.base.checks import check_fraction, check_number, check_switch
+from keras_groupopt.base.arguments import FRACTION, NUMBER, SWITCH
 from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import bias_correction, rectification, scalar
 from keras_groupopt.rules.update_rule import Tensor, UpdateRule
@@ -72,20 +73,11 @@ class AdaBelief(UpdateRule):
     slots: ClassVar = {"_momentums": "momentum", "_variances": "variance"}
     fused_slots = (*slots, "_largest")
 
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-16,
-        rectify: bool = False,
-        amsgrad: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate, **kwargs)
-        self._keep(check_fraction, beta_1=beta_1, beta_2=beta_2)
-        self._keep(check_number, epsilon=epsilon)
-        self._keep(check_switch, rectify=rectify, amsgrad=amsgrad)
+    beta_1: float = field(default=0.9, metadata=FRACTION)
+    beta_2: float = field(default=0.999, metadata=FRACTION)
+    epsilon: float = field(default=1e-16, metadata=NUMBER)
+    rectify: bool = field(default=False, metadata=SWITCH)
+    amsgrad: bool = field(default=False, metadata=SWITCH)
 
     def _build_more(self, variables: Sequence[Any]) -> None:
         if self.amsgrad:

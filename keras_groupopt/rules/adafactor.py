@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 from typing import Any
 
 from keras import ops
 
 from keras_groupopt.base import compat
-from keras_groupopt.base.checks import check_negative, check_number, check_positive, check_switch
+from keras_groupopt.base.arguments import NUMBER, POSITIVE, SWITCH, checked_by
+from keras_groupopt.base.checks import check_negative
 from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.update_rule import Tensor, UpdateRule
@@ -78,23 +80,14 @@ class Adafactor(UpdateRule):
         arXiv:1804.04235.
     """
 
-    def __init__(
-        self,
-        learning_rate: Any = 0.01,
-        beta_2_decay: float = -0.8,
-        epsilon_1: float = 1e-30,
-        epsilon_2: float = 1e-3,
-        clip_threshold: float = 1.0,
-        relative_step: bool = True,
-        scale_parameter: bool = True,
-        relative_limit: float = 0.01,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate, **kwargs)
-        self._keep(check_negative, beta_2_decay=beta_2_decay)
-        self._keep(check_number, epsilon_1=epsilon_1, epsilon_2=epsilon_2)
-        self._keep(check_positive, clip_threshold=clip_threshold, relative_limit=relative_limit)
-        self._keep(check_switch, relative_step=relative_step, scale_parameter=scale_parameter)
+    default_learning_rate = 0.01
+    beta_2_decay: float = field(default=-0.8, metadata=checked_by(check_negative))
+    epsilon_1: float = field(default=1e-30, metadata=NUMBER)
+    epsilon_2: float = field(default=1e-3, metadata=NUMBER)
+    clip_threshold: float = field(default=1.0, metadata=POSITIVE)
+    relative_step: bool = field(default=True, metadata=SWITCH)
+    scale_parameter: bool = field(default=True, metadata=SWITCH)
+    relative_limit: float = field(default=0.01, metadata=POSITIVE)
 
     def _build_more(self, variables: Sequence[Any]) -> None:
         self._rows: list[Any] = []

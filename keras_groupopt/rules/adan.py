@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import field
 from typing import Any, ClassVar
 
 from keras import ops
 
 from keras_groupopt.base import compat
-from keras_groupopt.base.checks import check_fraction, check_number, check_switch
+from keras_groupopt.base.arguments import FRACTION, NUMBER, SWITCH
 from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import bias_correction, scalar
-from keras_groupopt.rules.update_rule import Tensor, UpdateRule
+from keras_groupopt.rules.update_rule import Tensor, Untracked, UpdateRule
 
 
 @register_rule("adan")
@@ -77,27 +78,20 @@ class Adan(UpdateRule):
     }
     fused_slots = (*slots, "_started")
 
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        beta_1: float = 0.98,
-        beta_2: float = 0.92,
-        beta_3: float = 0.99,
-        epsilon: float = 1e-8,
-        no_prox: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate, **kwargs)
-        self._keep(check_fraction, beta_1=beta_1, beta_2=beta_2, beta_3=beta_3)
-        self._keep(check_number, epsilon=epsilon)
-        self._keep(check_switch, no_prox=no_prox)
-        self._prox: _Prox = _Prox()
+    beta_1: float = field(default=0.98, metadata=FRACTION)
+    beta_2: float = field(default=0.92, metadata=FRACTION)
+    beta_3: float = field(default=0.99, metadata=FRACTION)
+    epsilon: float = field(default=1e-8, metadata=NUMBER)
+    no_prox: bool = field(default=False, metadata=SWITCH)
+    # The decay that is part of the steps of one `apply`, and whether each variable decays.
+    _prox: Any = Untracked(rate=None, decayed=())
 
     def _build_more(self, variables: Sequence[Any]) -> None:
         # Whether there is a last gradient: a variable may have none in the first steps.
         self._started = self._add_scalars(self._momentums, "started")
         if self.weight_decay is not None:
-            self._prox.decayed = tuple(compat.is_decayed(self, v) for v in variables)
+            decayed = tuple(compat.is_decayed(self, v) for v in variables)
+            self._prox = Untracked(rate=None, decayed=decayed)
 
     def apply(self, grads: Sequence[Tensor], trainable_variables: Any = None) -> None:
         """Moves all variables by one step.
@@ -106,10 +100,11 @@ class Adan(UpdateRule):
             grads: One gradient per variable; a variable whose gradient is `None` stays.
             trainable_variables: The variables. Default: all that the optimizer was built with.
         """
-        if self.weight_decay is None or self.no_prox:
+        can_build = self.built or trainable_variables is not None
+        if self.weight_decay is None or self.no_prox or not can_build:
             super().apply(grads, trainable_variables)
             return
-        if not self.built and trainable_variables is not None:
+        if not self.built:
             self.build(list(trainable_variables))
         # Keras would decay before the step. Here the decay is part of the step.
         self._prox.rate, self.weight_decay = self.weight_decay, None
@@ -148,13 +143,3 @@ class Adan(UpdateRule):
             shrink = rate * scalar(self._prox.rate, dtype)
             update = (update + shrink * ops.cast(variable, dtype)) / (1.0 + shrink)
         return update
-
-
-class _Prox:
-    """The decay that is part of the steps of one `apply`, and whether each variable decays.
-
-    Keras tracks containers that are set on an optimizer, but does not look into this object.
-    """
-
-    rate: float | None = None
-    decayed: tuple[bool, ...] = ()

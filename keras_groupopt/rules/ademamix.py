@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+from dataclasses import field
 from typing import Any, ClassVar
 
 from keras import ops
 
-from keras_groupopt.base.checks import check_count, check_fraction, check_number, optional
+from keras_groupopt.base.arguments import FRACTION, NUMBER, count
 from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import bias_correction, logarithm, scalar
 from keras_groupopt.rules.update_rule import Tensor, UpdateRule
@@ -74,24 +74,13 @@ class AdEMAMix(UpdateRule):
     }
     fused_slots = tuple(slots)
 
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        beta_3: float = 0.9999,
-        alpha: float = 5.0,
-        epsilon: float = 1e-8,
-        alpha_warmup_steps: int | None = None,
-        beta_3_warmup_steps: int | None = None,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate, **kwargs)
-        self._keep(check_fraction, beta_1=beta_1, beta_2=beta_2, beta_3=beta_3)
-        self._keep(check_number, alpha=alpha, epsilon=epsilon)
-        check_steps = optional(functools.partial(check_count, least=1))
-        self._keep(check_steps, alpha_warmup_steps=alpha_warmup_steps)
-        self._keep(check_steps, beta_3_warmup_steps=beta_3_warmup_steps)
+    beta_1: float = field(default=0.9, metadata=FRACTION)
+    beta_2: float = field(default=0.999, metadata=FRACTION)
+    beta_3: float = field(default=0.9999, metadata=FRACTION)
+    alpha: float = field(default=5.0, metadata=NUMBER)
+    epsilon: float = field(default=1e-8, metadata=NUMBER)
+    alpha_warmup_steps: int | None = field(default=None, metadata=count(1))
+    beta_3_warmup_steps: int | None = field(default=None, metadata=count(1))
 
     def _corrections(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns what `m`, `s` and √v are multiplied by, and 1 - β₃(t)."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any, ClassVar
 
 from keras import ops
 
-from keras_groupopt.base.checks import check_fraction, check_number, check_positive, check_switch
+from keras_groupopt.base.arguments import FRACTION, NUMBER, POSITIVE, SWITCH
 from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.update_rule import Tensor, UpdateRule
@@ -63,20 +64,11 @@ class LARS(UpdateRule):
 
     slots: ClassVar = {"_velocities": "velocity"}
 
-    def __init__(
-        self,
-        learning_rate: Any = 1.0,
-        momentum: float = 0.9,
-        trust_coefficient: float = 0.001,
-        epsilon: float = 0.0,
-        nesterov: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate, **kwargs)
-        self._keep(check_fraction, momentum=momentum)
-        self._keep(check_positive, trust_coefficient=trust_coefficient)
-        self._keep(check_number, epsilon=epsilon)
-        self._keep(check_switch, nesterov=nesterov)
+    default_learning_rate = 1.0
+    momentum: float = field(default=0.9, metadata=FRACTION)
+    trust_coefficient: float = field(default=0.001, metadata=POSITIVE)
+    epsilon: float = field(default=0.0, metadata=NUMBER)
+    nesterov: bool = field(default=False, metadata=SWITCH)
 
     def _update(
         self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str

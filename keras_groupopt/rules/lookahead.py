@@ -2,23 +2,52 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
+from dataclasses import field
 from typing import Any
 
 from keras import ops
 
 from keras_groupopt import backend
 from keras_groupopt.base import compat
-from keras_groupopt.base.checks import check_count, check_share, is_schedule
+from keras_groupopt.base.arguments import checked_by, count
+from keras_groupopt.base.checks import check_share, is_schedule
 from keras_groupopt.plan.rule_spec import LIFTED, RuleSpec, as_rule
 from keras_groupopt.rules.making import make_rule
 from keras_groupopt.rules.registry import register_rule, rule_class
 from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.serialization import deserialize_rule, serialize_rule
-from keras_groupopt.rules.update_rule import Tensor, UpdateRule
+from keras_groupopt.rules.update_rule import Tensor, Untracked, UpdateRule
 
-_WHERE = "Lookahead"
+
+def _checked_rule(name: str, value: Any, *, where: str) -> RuleSpec:
+    if isinstance(value, dict):
+        value = deserialize_rule(value)
+    rule = as_rule(value, where)
+    if rule is None or rule.is_instance:
+        raise TypeError(
+            "`rule` of Lookahead must be the name of an optimizer, an optimizer class or "
+            f"`kgo.rule(...)`. Received: rule={value!r}. An optimizer instance has a rate of its "
+            "own; here the rate is that of Lookahead."
+        )
+    cls = rule_class(rule, where)
+    if issubclass(cls, Lookahead):
+        raise ValueError(
+            f"`rule` must not itself wrap optimizers. Received: {rule!r} in {where}. Give the "
+            "rule inside it."
+        )
+    for option, argument in rule.arguments.items():
+        if argument is not None and (option in LIFTED or option.endswith("weight_decay")):
+            raise ValueError(
+                f"`{option}` must not be set on the rule within Lookahead. Received: {rule!r}. Set "
+                "it on Lookahead or, in a GroupedOptimizer, on the group."
+            )
+        if is_schedule(argument):
+            raise ValueError(
+                f"`{option}` of the rule within Lookahead must be a number. Received: {rule!r}."
+            )
+    make_rule(rule, 0.0, where)
+    return rule
 
 
 @register_rule("lookahead")
@@ -67,27 +96,22 @@ class Lookahead(UpdateRule):
         Zhang et al. 2019, "Lookahead Optimizer: k steps forward, 1 step back", arXiv:1907.08610.
     """
 
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        rule: Any = "radam",
-        sync_period: int = 6,
-        slow_step_size: float = 0.5,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate, **kwargs)
-        self._keep(functools.partial(check_count, least=1), sync_period=sync_period)
-        self._keep(check_share, slow_step_size=slow_step_size)
-        self._ahead: _Ahead = _Ahead(_checked_rule(rule))
+    rule: Any = field(default="radam", metadata=checked_by(_checked_rule))
+    sync_period: int = field(default=6, metadata=count(1))
+    slow_step_size: float = field(default=0.5, metadata=checked_by(check_share))
+
+    # The optimizer that moves the weights, `None` before the build.
+    _ahead: Any = Untracked(optimizer=None)
 
     def _build_more(self, variables: Sequence[Any]) -> None:
-        optimizer = make_rule(self._ahead.rule, 0.0, _WHERE)
+        optimizer = make_rule(self.rule, 0.0, type(self).__name__)
         optimizer = backend.without_reduction(optimizer)
         optimizer.name = self.name
         optimizer.build(list(variables))
         compat.share_counter(optimizer, self)
         compat.track_all_state(optimizer)
-        self._ahead.optimizer = optimizer
+        # Keras would save an optimizer that is an attribute of an optimizer a second time.
+        self._ahead = Untracked(optimizer=optimizer)
         self._slow_weights = self._add_copies(variables, "slow")
         # This optimizer owns the rule's state, under the names of its attributes, and saves it
         # once.
@@ -123,48 +147,7 @@ class Lookahead(UpdateRule):
         Returns:
             A dictionary of plain values, from which `from_config` makes an equal optimizer.
         """
-        return {**super().get_config(), "rule": serialize_rule(self._ahead.rule)}
-
-
-class _Ahead:
-    """The rule and its optimizer, in an object that Keras does not look into.
-
-    Keras would save an optimizer that is an attribute of an optimizer a second time.
-    """
-
-    def __init__(self, rule: RuleSpec) -> None:
-        self.rule = rule
-        self.optimizer: Any = None
-
-
-def _checked_rule(value: Any) -> RuleSpec:
-    if isinstance(value, dict):
-        value = deserialize_rule(value)
-    rule = as_rule(value, where=_WHERE)
-    if rule is None or rule.is_instance:
-        raise TypeError(
-            "`rule` of Lookahead must be the name of an optimizer, an optimizer class or "
-            f"`kgo.rule(...)`. Received: rule={value!r}. An optimizer instance has a rate of its "
-            "own; here the rate is that of Lookahead."
-        )
-    cls = rule_class(rule, _WHERE)
-    if issubclass(cls, Lookahead):
-        raise ValueError(
-            f"`rule` must not itself wrap optimizers. Received: {rule!r} in {_WHERE}. Give the "
-            "rule inside it."
-        )
-    for name, argument in rule.arguments.items():
-        if argument is not None and (name in LIFTED or name.endswith("weight_decay")):
-            raise ValueError(
-                f"`{name}` must not be set on the rule within Lookahead. Received: {rule!r}. Set "
-                "it on Lookahead or, in a GroupedOptimizer, on the group."
-            )
-        if is_schedule(argument):
-            raise ValueError(
-                f"`{name}` of the rule within Lookahead must be a number. Received: {rule!r}."
-            )
-    make_rule(rule, 0.0, _WHERE)
-    return rule
+        return {**super().get_config(), "rule": serialize_rule(self.rule)}
 
 
 def _start(slow: Sequence[Any], variables: Sequence[Any]) -> None:

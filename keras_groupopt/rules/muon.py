@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
+from dataclasses import field
 from typing import Any, ClassVar
 
 from keras import ops
 
-from keras_groupopt.base.checks import (
-    check_count,
-    check_finite,
-    check_fraction,
-    check_number,
-    check_positive,
-    check_switch,
-    optional,
-)
+from keras_groupopt.base.arguments import FINITE, FRACTION, NUMBER, SWITCH, checked_by, count
+from keras_groupopt.base.checks import check_positive, optional
 from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.update_rule import Tensor, UpdateRule
@@ -83,26 +76,14 @@ class Muon(UpdateRule):
 
     slots: ClassVar = {"_momentums": "momentum"}
 
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        ns_steps: int = 5,
-        muon_a: float = 3.4445,
-        muon_b: float = -4.7750,
-        muon_c: float = 2.0315,
-        rms_rate: float | None = 0.2,
-        epsilon: float = 1e-7,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate, **kwargs)
-        self._keep(check_fraction, momentum=momentum)
-        self._keep(check_switch, nesterov=nesterov)
-        self._keep(functools.partial(check_count, least=1), ns_steps=ns_steps)
-        self._keep(check_finite, muon_a=muon_a, muon_b=muon_b, muon_c=muon_c)
-        self._keep(optional(check_positive), rms_rate=rms_rate)
-        self._keep(check_number, epsilon=epsilon)
+    momentum: float = field(default=0.95, metadata=FRACTION)
+    nesterov: bool = field(default=True, metadata=SWITCH)
+    ns_steps: int = field(default=5, metadata=count(1))
+    muon_a: float = field(default=3.4445, metadata=FINITE)
+    muon_b: float = field(default=-4.7750, metadata=FINITE)
+    muon_c: float = field(default=2.0315, metadata=FINITE)
+    rms_rate: float | None = field(default=0.2, metadata=checked_by(optional(check_positive)))
+    epsilon: float = field(default=1e-7, metadata=NUMBER)
 
     @classmethod
     def check_shapes(cls, shapes: Sequence[tuple[str, Sequence[int]]], where: str) -> None:

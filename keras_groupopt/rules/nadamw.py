@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import field
 from typing import Any, ClassVar
 
 import numpy as np
 from keras import ops
 
-from keras_groupopt.base.checks import check_fraction, check_number
+from keras_groupopt.base.arguments import FRACTION, NUMBER
 from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import bias_correction, logarithm, scalar
 from keras_groupopt.rules.update_rule import Tensor, UpdateRule
@@ -68,18 +69,11 @@ class NAdamW(UpdateRule):
     slots: ClassVar = {"_momentums": "momentum", "_velocities": "velocity"}
     fused_slots = tuple(slots)
 
-    def __init__(
-        self,
-        learning_rate: Any = 0.002,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-8,
-        momentum_decay: float = 0.004,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate, **kwargs)
-        self._keep(check_fraction, beta_1=beta_1, beta_2=beta_2)
-        self._keep(check_number, epsilon=epsilon, momentum_decay=momentum_decay)
+    default_learning_rate = 0.002
+    beta_1: float = field(default=0.9, metadata=FRACTION)
+    beta_2: float = field(default=0.999, metadata=FRACTION)
+    epsilon: float = field(default=1e-8, metadata=NUMBER)
+    momentum_decay: float = field(default=0.004, metadata=NUMBER)
 
     def _corrections(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
         """Returns what `m`, `g` and √v are multiplied by."""

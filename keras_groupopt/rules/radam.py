@@ -8,11 +8,12 @@ needs none.
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Any, ClassVar
 
 from keras import ops
 
-from keras_groupopt.base.checks import check_fraction, check_number
+from keras_groupopt.base.arguments import FRACTION, NUMBER
 from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import bias_correction, rectification, scalar
 from keras_groupopt.rules.update_rule import Tensor, UpdateRule
@@ -71,17 +72,9 @@ class RAdam(UpdateRule):
     slots: ClassVar = {"_momentums": "momentum", "_velocities": "velocity"}
     fused_slots = tuple(slots)
 
-    def __init__(
-        self,
-        learning_rate: Any = 0.001,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-8,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate, **kwargs)
-        self._keep(check_fraction, beta_1=beta_1, beta_2=beta_2)
-        self._keep(check_number, epsilon=epsilon)
+    beta_1: float = field(default=0.9, metadata=FRACTION)
+    beta_2: float = field(default=0.999, metadata=FRACTION)
+    epsilon: float = field(default=1e-8, metadata=NUMBER)
 
     def _corrections(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
         """Returns 1 - β₁ᵗ, whether the second moment is trusted, and r √(1 - β₂ᵗ)."""

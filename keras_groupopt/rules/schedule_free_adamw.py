@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
+from dataclasses import field
 from typing import Any, ClassVar
 
 from keras import ops
 
-from keras_groupopt.base.checks import check_count, check_fraction, check_number
+from keras_groupopt.base.arguments import FRACTION, NUMBER, count
 from keras_groupopt.rules.registry import register_rule
 from keras_groupopt.rules.scalars import bias_correction, scalar
 from keras_groupopt.rules.update_rule import Tensor, UpdateRule
@@ -69,21 +69,13 @@ class ScheduleFreeAdamW(UpdateRule):
 
     slots: ClassVar = {"_velocities": "velocity"}
 
-    def __init__(
-        self,
-        learning_rate: Any = 0.0025,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-8,
-        warmup_steps: int = 0,
-        r: float = 0.0,
-        weight_lr_power: float = 2.0,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate, **kwargs)
-        self._keep(check_fraction, beta_1=beta_1, beta_2=beta_2)
-        self._keep(check_number, epsilon=epsilon, r=r, weight_lr_power=weight_lr_power)
-        self._keep(functools.partial(check_count, least=0), warmup_steps=warmup_steps)
+    default_learning_rate = 0.0025
+    beta_1: float = field(default=0.9, metadata=FRACTION)
+    beta_2: float = field(default=0.999, metadata=FRACTION)
+    epsilon: float = field(default=1e-8, metadata=NUMBER)
+    warmup_steps: int = field(default=0, metadata=count(0))
+    r: float = field(default=0.0, metadata=NUMBER)
+    weight_lr_power: float = field(default=2.0, metadata=NUMBER)
 
     def _build_more(self, variables: Sequence[Any]) -> None:
         self._fast = self._add_copies(variables, "fast")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import inspect
 import numbers
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -12,6 +14,7 @@ from keras import ops
 
 from keras_groupopt import backend
 from keras_groupopt.base import compat
+from keras_groupopt.base.arguments import set_checked
 from keras_groupopt.base.checks import check_number, check_positive, optional
 
 Tensor = Any
@@ -24,13 +27,23 @@ _OPTIONS = {
 }
 
 
+class Untracked:
+    """Holds values of an optimizer that Keras must neither track nor save.
+
+    Keras looks into containers and optimizers that are attributes, but not into this object.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+
 class UpdateRule(keras.optimizers.Optimizer):
     """The base class of this package's rules.
 
     Slots have the dtype of their variable. The arithmetic is done in float32 or wider.
 
-    A subclass checks and keeps the arguments of its constructor by `_keep`, names its slots in
-    `slots`, and defines `_update`.
+    A subclass declares the arguments of its constructor as fields (`base/arguments.py`), names its
+    slots in `slots`, and defines `_update`.
 
     Args:
         learning_rate: The step size: a number of at least 0, a Keras learning-rate schedule, or a
@@ -48,8 +61,19 @@ class UpdateRule(keras.optimizers.Optimizer):
     fused_slots: ClassVar[tuple[str, ...]] = ()
 
     weight_decay: float | None
-    # The names of the constructor's arguments beside those of every Keras optimizer.
-    arguments: tuple[str, ...] = ()
+    # The arguments of the constructor beside those of every Keras optimizer.
+    arguments: ClassVar[tuple[dataclasses.Field[Any], ...]] = ()
+    default_learning_rate: ClassVar[float] = 0.001
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        fields = {n: v for n, v in vars(cls).items() if isinstance(v, dataclasses.Field)}
+        for name, argument in fields.items():
+            argument.name = name
+            delattr(cls, name)
+        if fields:
+            cls.arguments = tuple(fields.values())
+            cls.__init__ = _constructor(cls)  # type: ignore[method-assign]
 
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
         where = type(self).__name__
@@ -60,13 +84,8 @@ class UpdateRule(keras.optimizers.Optimizer):
             if name in kwargs:
                 kwargs[name] = check(name, kwargs[name], where=where)
         super().__init__(learning_rate=learning_rate, **kwargs)
-        self._this_step: _ThisStep = _ThisStep()
-
-    def _keep(self, check: Callable[..., Any], /, **arguments: Any) -> None:
-        """Checks arguments of the constructor and keeps them, as attributes and in the config."""
-        for name, value in arguments.items():
-            setattr(self, name, check(name, value, where=type(self).__name__))
-        self.arguments = (*self.arguments, *arguments)
+        # The scalars that the variables of one `apply` share, by dtype; `None` outside of `apply`.
+        self._this_step: Any = Untracked(scalars=None)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the state of each variable.
@@ -154,7 +173,7 @@ class UpdateRule(keras.optimizers.Optimizer):
             A dictionary of plain values, from which `from_config` makes an equal optimizer.
         """
         config: dict[str, Any] = super().get_config()
-        return config | {name: getattr(self, name) for name in self.arguments}
+        return config | {field.name: getattr(self, field.name) for field in self.arguments}
 
     def update_step(self, gradient: Tensor, variable: Any, learning_rate: Tensor) -> None:
         """Moves one variable by one step.
@@ -198,10 +217,25 @@ class UpdateRule(keras.optimizers.Optimizer):
         return str(keras.backend.result_type(variable.dtype, "float32"))
 
 
-class _ThisStep:
-    """Scalars that the variables of one `apply` share, by dtype; `None` outside of `apply`.
+def _constructor(cls: type[UpdateRule]) -> Callable[..., None]:
+    """Returns an `__init__` that takes a rate, the arguments of a rule, and Keras' options."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    defaults: dict[str, Any] = {"learning_rate": cls.default_learning_rate}
+    defaults |= {argument.name: argument.default for argument in cls.arguments}
+    signature = inspect.Signature(
+        [
+            inspect.Parameter("self", kind),
+            *(inspect.Parameter(name, kind, default=value) for name, value in defaults.items()),
+            inspect.Parameter("kwargs", inspect.Parameter.VAR_KEYWORD),
+        ]
+    )
 
-    Keras tracks containers that are set on an optimizer, but does not look into this object.
-    """
+    def construct(self: UpdateRule, *args: Any, **kwargs: Any) -> None:
+        given = signature.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        values = given.arguments
+        UpdateRule.__init__(self, values["learning_rate"], **values["kwargs"])
+        set_checked(self, cls.arguments, values)
 
-    scalars: dict[str, Any] | None = None
+    construct.__signature__ = signature  # type: ignore[attr-defined]
+    return construct

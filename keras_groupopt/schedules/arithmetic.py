@@ -14,6 +14,8 @@ from keras import ops
 
 Tensor = Any
 
+CURVES = ("linear", "cosine")
+
 
 def mix(start: Any, end: Any, elapsed: Tensor, length: Any, curve: str = "linear") -> Tensor:
     """Returns the value after `elapsed` of the `length` steps from `start` to `end`.

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar
 import keras
 from keras import ops
 
+from keras_groupopt.base.arguments import set_checked
 from keras_groupopt.base.checks import is_schedule
 from keras_groupopt.schedules.horizon import is_fit, known_steps, needs_horizon, steps_in_force
 from keras_groupopt.schedules.serialization import deserialize_scalar, serialize_scalar
@@ -45,11 +46,7 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
 
     def __post_init__(self) -> None:
         """Checks the arguments of a schedule that is a dataclass."""
-        for argument in dataclasses.fields(self):
-            check, value = argument.metadata.get("check"), getattr(self, argument.name)
-            # If None is the default, the schedule computes the value.
-            if check is not None and (value is not None or argument.default is not None):
-                setattr(self, argument.name, check(argument.name, value, where=type(self).__name__))
+        set_checked(self, dataclasses.fields(self), vars(self))
 
     def at(self, step: Tensor) -> Tensor:
         """Returns the value at `step`, an int32 scalar, as a float scalar."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_groupopt.schedules.arguments import NUMBER, checked_by
+from keras_groupopt.base.arguments import NUMBER, checked_by
 from keras_groupopt.schedules.base import Schedule, registered
 from keras_groupopt.schedules.constant import as_schedule, schedule_or_number
 from keras_groupopt.schedules.horizon import (

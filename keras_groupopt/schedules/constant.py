@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
+from keras_groupopt.base.arguments import NUMBER
 from keras_groupopt.base.checks import check_number, is_schedule
-from keras_groupopt.schedules.arguments import NUMBER
 from keras_groupopt.schedules.base import Schedule, registered
 
 

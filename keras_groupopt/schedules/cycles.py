@@ -8,18 +8,17 @@ from typing import Any
 
 from keras import ops
 
-from keras_groupopt.schedules.arguments import (
-    CURVES,
+from keras_groupopt.base.arguments import (
     NUMBER,
     POSITIVE,
     SWITCH,
     count,
     one_of,
-    total,
 )
-from keras_groupopt.schedules.arithmetic import piecewise, powered
+from keras_groupopt.schedules.arithmetic import CURVES, piecewise, powered
 from keras_groupopt.schedules.base import Schedule, registered
 from keras_groupopt.schedules.functions import FUNCTION
+from keras_groupopt.schedules.horizon import total
 
 Tensor = Any
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from keras import ops
 
-from keras_groupopt.schedules.arguments import NUMBER, POSITIVE, checked_by, count, one_of, total
+from keras_groupopt.base.arguments import NUMBER, POSITIVE, checked_by, count, one_of
 from keras_groupopt.schedules.arithmetic import after_warmup, mix, shares
 from keras_groupopt.schedules.base import Schedule, registered
+from keras_groupopt.schedules.horizon import total
 
 Tensor = Any
 

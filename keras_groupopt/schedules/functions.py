@@ -9,7 +9,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_groupopt.schedules.arguments import NUMBER, checked_by
+from keras_groupopt.base.arguments import NUMBER, checked_by
 from keras_groupopt.schedules.base import Schedule, registered
 from keras_groupopt.schedules.from_base import check_one_argument
 from keras_groupopt.schedules.serialization import is_registered

@@ -12,12 +12,14 @@ enters a block with the length of that part.
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from keras_groupopt.base.arguments import checked_by
 from keras_groupopt.base.checks import check_count
 
 FIT = "fit"
@@ -124,6 +126,11 @@ def check_total(name: str, value: Any, *, where: str, least: int = 1) -> Any:
             f"{name}={value!r} in {where}."
         )
     return check_count(name, value, least, where=where)
+
+
+def total(least: int) -> dict[str, Any]:
+    """Returns the metadata of a field that holds an integer of at least `least`, or `"fit"`."""
+    return checked_by(functools.partial(check_total, least=least))
 
 
 # Of any schedule ---------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from typing import Any
 
 from keras import ops
 
+from keras_groupopt.base.arguments import NUMBER, POSITIVE, checked_by, count
 from keras_groupopt.base.checks import check_count
-from keras_groupopt.schedules.arguments import NUMBER, POSITIVE, checked_by, count
 from keras_groupopt.schedules.arithmetic import powered
 from keras_groupopt.schedules.base import Schedule, registered
 

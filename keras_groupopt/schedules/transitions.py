@@ -8,8 +8,8 @@ from typing import Any
 
 from keras import ops
 
-from keras_groupopt.schedules.arguments import CURVES, NUMBER, checked_by, count, one_of
-from keras_groupopt.schedules.arithmetic import mix
+from keras_groupopt.base.arguments import NUMBER, checked_by, count, one_of
+from keras_groupopt.schedules.arithmetic import CURVES, mix
 from keras_groupopt.schedules.base import Schedule, registered
 from keras_groupopt.schedules.constant import schedule_or_number
 from keras_groupopt.schedules.horizon import end_of, length_of, without_first

@@ -7,7 +7,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_groupopt.schedules.arguments import NUMBER, count
+from keras_groupopt.base.arguments import NUMBER, count
 from keras_groupopt.schedules.base import Schedule, registered
 
 Tensor = Any

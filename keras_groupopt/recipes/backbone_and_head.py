@@ -10,8 +10,6 @@ from keras_groupopt.plan.group import Group
 from keras_groupopt.recipes.parts import candidates, found_head, resolved, selector_for
 from keras_groupopt.selectors.layer_paths import describe_model
 
-__all__ = ["backbone_and_head"]
-
 
 def backbone_and_head(
     model: keras.Model, ratio: float = 0.1, *, head: Any = None, **backbone: Any

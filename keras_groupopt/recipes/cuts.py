@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Run", "components", "cut"]
-
 
 @dataclass(frozen=True)
 class Run:

@@ -13,8 +13,6 @@ from keras_groupopt.plan.group import Group
 from keras_groupopt.recipes.parts import listed_parts, parts_of, selector_for
 from keras_groupopt.selectors import as_selector
 
-__all__ = ["discriminative"]
-
 
 def discriminative(
     parts: keras.Model | Sequence[Any],

@@ -14,8 +14,6 @@ from keras_groupopt.recipes.parts import listed_parts, parts_of
 from keras_groupopt.schedules.unfreezing import UnfreezeAt
 from keras_groupopt.selectors import Selector, as_selector
 
-__all__ = ["gradual_unfreezing"]
-
 
 def gradual_unfreezing(
     parts: keras.Model | Sequence[Any],

@@ -11,8 +11,6 @@ import keras
 from keras_groupopt.base import compat
 from keras_groupopt.selectors.layer_paths import layers
 
-__all__ = ["Call", "ancestors", "calls_of", "descendants", "has_graph"]
-
 # Layers that keep a linear map linear. All other layers count as nonlinear.
 _LINEAR = (
     keras.layers.BatchNormalization,

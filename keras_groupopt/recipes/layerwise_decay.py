@@ -10,8 +10,6 @@ from keras_groupopt.base.checks import check_factor, check_share
 from keras_groupopt.recipes.parts import parts_of
 from keras_groupopt.selectors import Selector
 
-__all__ = ["layerwise_decay"]
-
 
 def layerwise_decay(
     model: keras.Model,

@@ -9,8 +9,6 @@ from keras_groupopt.plan.group import Group
 from keras_groupopt.selectors import variable_name
 from keras_groupopt.selectors.layer_paths import describe_model, layers
 
-__all__ = ["lora"]
-
 _A = ("lora_kernel_a", "lora_embeddings_a")
 _B = ("lora_kernel_b", "lora_embeddings_b")
 

@@ -15,8 +15,6 @@ from keras_groupopt.selectors import Selector, as_selector, rank, variable_name
 from keras_groupopt.selectors.layer_paths import describe_model
 from keras_groupopt.selectors.variable_info import VariableCatalog
 
-__all__ = ["muon_with_adamw"]
-
 _KERNELS = ("kernel", "recurrent_kernel")
 
 

@@ -17,17 +17,6 @@ from keras_groupopt.selectors import Selector, as_selector, layer, variables
 from keras_groupopt.selectors.layer_paths import describe_model
 from keras_groupopt.selectors.variable_info import VariableCatalog
 
-__all__ = [
-    "ModelParts",
-    "candidates",
-    "found_head",
-    "listed_parts",
-    "no_graph",
-    "parts_of",
-    "resolved",
-    "selector_for",
-]
-
 
 @dataclass(frozen=True)
 class ModelParts:

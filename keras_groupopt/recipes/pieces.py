@@ -10,8 +10,6 @@ from typing import Any
 from keras_groupopt.recipes.cuts import Run, components, cut
 from keras_groupopt.recipes.graph import Call, descendants
 
-__all__ = ["NoOrderError", "Piece", "Reader", "longest"]
-
 # No known block has more kernels on one path, or in one layer. More kernels hide an order.
 _LONGEST_BLOCK = 10
 _LARGEST_LAYER = 16

@@ -26,8 +26,6 @@ import keras
 from keras_groupopt.recipes.graph import Call, ancestors, calls_of, descendants
 from keras_groupopt.recipes.pieces import Piece, Reader, longest
 
-__all__ = ["Structure", "head_of", "structure_of"]
-
 # A second head has at most this many kernels on one path.
 _LONGEST_SIDE_HEAD = 3
 

@@ -23,26 +23,10 @@ from collections.abc import Callable
 from typing import Any
 
 from keras_groupopt.selectors import by_object, by_property, by_xpath
-from keras_groupopt.selectors.algebra import Selector, as_selector
-from keras_groupopt.selectors.by_object import set_function_serializer
+from keras_groupopt.selectors.algebra import Selector as Selector
+from keras_groupopt.selectors.algebra import as_selector as as_selector
+from keras_groupopt.selectors.by_object import set_function_serializer as set_function_serializer
 from keras_groupopt.selectors.variable_info import VariableInfo
-
-__all__ = [
-    "Selector",
-    "as_selector",
-    "default_exclude_from_decay",
-    "everything",
-    "layer",
-    "layer_type",
-    "path",
-    "rank",
-    "regex",
-    "set_function_serializer",
-    "variable_name",
-    "variables",
-    "where",
-    "xpath",
-]
 
 
 def path(pattern: str) -> Selector:
@@ -139,7 +123,7 @@ def layer_type(*names: str | type) -> Selector:
     >>> layer_type("BatchNormalization", "LayerNormalization")
     layer_type("BatchNormalization", "LayerNormalization")
     """
-    return by_property.LayerType(names)
+    return by_property.LayerType(n.__name__ if isinstance(n, type) else n for n in names)
 
 
 def variable_name(*names: str) -> Selector:

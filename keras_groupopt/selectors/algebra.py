@@ -12,8 +12,6 @@ from typing import Any, ClassVar
 
 from keras_groupopt.selectors.variable_info import VariableCatalog
 
-__all__ = ["And", "Not", "Or", "Selector", "as_selector"]
-
 
 class Selector(ABC):
     """A choice of variables. Selectors combine with `|`, `&`, `~` and `-`.

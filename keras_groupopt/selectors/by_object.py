@@ -15,8 +15,6 @@ from keras_groupopt.selectors.by_property import Everything
 from keras_groupopt.selectors.leaf import Leaf, nearest, quote
 from keras_groupopt.selectors.variable_info import VariableCatalog, VariableInfo
 
-__all__ = ["Layer", "Variables", "Where", "set_function_serializer"]
-
 _serialize: Callable[[Callable[..., Any]], Any] | None = None
 _deserialize: Callable[[Any], Callable[..., Any]] | None = None
 

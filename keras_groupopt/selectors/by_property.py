@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from keras_groupopt.base.checks import wrong_type
-from keras_groupopt.selectors.leaf import Leaf, checked_names, nearest, quote, similar
+from keras_groupopt.selectors.leaf import Leaf, nearest, quote, similar
 from keras_groupopt.selectors.patterns import Pattern, compile_glob, compile_regex
 from keras_groupopt.selectors.variable_info import VariableCatalog
-
-__all__ = ["Everything", "LayerType", "Path", "Rank", "Regex", "VariableName"]
 
 
 class Everything(Leaf):
@@ -73,43 +71,30 @@ class Regex(_PatternLeaf):
     _compile = staticmethod(compile_regex)
 
 
-class LayerType(Leaf):
-    """Variables of layers of certain classes, and of the layers below them."""
+class _NamesLeaf(Leaf):
+    """A selector of the variables below some keys of an index of the catalog."""
 
-    kind = "layer_type"
-    needs_model = True
+    index: ClassVar[str]
+    must: ClassVar[str]
+    noun: ClassVar[str]
 
-    def __init__(self, names: Iterable[Any]) -> None:
-        texts = (name.__name__ if isinstance(name, type) else name for name in names)
-        self.names = checked_names(texts, "layer_type", "class names or classes")
-
-    def _match(self, catalog: VariableCatalog) -> frozenset[int]:
-        return frozenset().union(*(catalog.class_names.get(name, ()) for name in self.names))
-
-    def _advice(self, catalog: VariableCatalog) -> str:
-        return similar(self.names, catalog.class_names, "classes")
-
-    def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
-        return {"names": list(self.names)}
-
-
-class VariableName(Leaf):
-    """Variables with certain last names."""
-
-    kind = "variable_name"
-
-    def __init__(self, names: Iterable[str], required: bool = True) -> None:
-        self.names = checked_names(names, "variable_name", "last names")
-        self.required = required
+    def __init__(self, names: Iterable[Any], required: bool = True) -> None:
+        self.names, self.required = tuple(names), required
+        if not self.names:
+            raise ValueError(f"`{self.kind}` must be given at least one name. Received: nothing.")
+        for name in self.names:
+            if not isinstance(name, str) or not name:
+                raise TypeError(
+                    f"`{self.kind}` must be given {self.must}. "
+                    f"Received: {name!r} (of type {type(name).__name__})."
+                )
 
     def _match(self, catalog: VariableCatalog) -> frozenset[int]:
-        return frozenset().union(*(catalog.variable_names.get(name, ()) for name in self.names))
+        index = getattr(catalog, self.index)
+        return frozenset().union(*(index.get(name, ()) for name in self.names))
 
     def _advice(self, catalog: VariableCatalog) -> str:
-        whole = [name for name in self.names if "/" in name]
-        if whole:
-            return f" Only last names count here. For a path use `path({quote(whole[0])})`."
-        return similar(self.names, catalog.variable_names, "last names")
+        return similar(self.names, getattr(catalog, self.index), self.noun)
 
     def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
         names = {"names": list(self.names)}
@@ -117,6 +102,27 @@ class VariableName(Leaf):
 
     def _key(self) -> tuple[Any, ...]:
         return (self.names, self.required)
+
+
+class LayerType(_NamesLeaf):
+    """Variables of layers of certain classes, and of the layers below them."""
+
+    kind = "layer_type"
+    needs_model = True
+    index, must, noun = "class_names", "class names or classes", "classes"
+
+
+class VariableName(_NamesLeaf):
+    """Variables with certain last names."""
+
+    kind = "variable_name"
+    index, must, noun = "variable_names", "last names", "last names"
+
+    def _advice(self, catalog: VariableCatalog) -> str:
+        whole = [name for name in self.names if "/" in name]
+        if whole:
+            return f" Only last names count here. For a path use `path({quote(whole[0])})`."
+        return super()._advice(catalog)
 
 
 class Rank(Leaf):

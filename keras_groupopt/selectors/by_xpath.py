@@ -14,8 +14,6 @@ from keras_groupopt.selectors.document import VARIABLE, element_name, to_tree
 from keras_groupopt.selectors.leaf import Leaf, nearest, similar
 from keras_groupopt.selectors.variable_info import VariableCatalog
 
-__all__ = ["XPath"]
-
 _QUOTED = re.compile(r"'([^']+)'|\"([^\"]+)\"")
 _WORD = re.compile(r"[^\W\d][\w.-]*")
 

@@ -11,8 +11,6 @@ from xml.etree import ElementTree
 
 from keras_groupopt.selectors.variable_info import VariableCatalog, VariableInfo
 
-__all__ = ["MODEL", "VARIABLE", "element_name", "to_tree"]
-
 MODEL = "model"
 VARIABLE = "variable"
 

@@ -12,8 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-__all__ = ["automatic_bases", "number_siblings", "plain_names", "snake_case"]
-
 _WORD_START = re.compile(r"(?<=.)(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])")
 _NUMBERED = re.compile(r"(?P<base>.+?)(?:_\d+)?", re.DOTALL)
 # keras.layers.Bidirectional names its two halves after the wrapped layer, including the number.

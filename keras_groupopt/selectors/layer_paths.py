@@ -21,8 +21,6 @@ from keras_groupopt.base.checks import wrong_type
 from keras_groupopt.selectors.layer_names import automatic_bases, number_siblings, snake_case
 from keras_groupopt.selectors.variable_info import LayerInfo, VariableCatalog, VariableInfo
 
-__all__ = ["describe_model", "describe_variables", "layers"]
-
 # A layer may be in many places. A chain of layers that each hold the next one twice would have
 # exponentially many paths, so no more than this many places of one layer are collected.
 _MOST_PLACES = 256

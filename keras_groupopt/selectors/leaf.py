@@ -5,12 +5,9 @@ from __future__ import annotations
 import difflib
 from abc import abstractmethod
 from collections.abc import Iterable
-from typing import Any
 
 from keras_groupopt.selectors.algebra import Selector
 from keras_groupopt.selectors.variable_info import VariableCatalog
-
-__all__ = ["Leaf", "checked_names", "nearest", "quote", "similar"]
 
 
 class Leaf(Selector):
@@ -62,25 +59,6 @@ class Leaf(Selector):
 def quote(text: str) -> str:
     """Returns `text` in double quotes, as Python code."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def checked_names(names: Iterable[Any], argument: str, rule: str) -> tuple[str, ...]:
-    """Returns `names` as a tuple of texts.
-
-    Raises:
-        ValueError: If it is empty.
-        TypeError: If one is not a text, or an empty one.
-    """
-    names = tuple(names)
-    if not names:
-        raise ValueError(f"`{argument}` must be given at least one name. Received: nothing.")
-    for name in names:
-        if not isinstance(name, str) or not name:
-            raise TypeError(
-                f"`{argument}` must be given {rule}. "
-                f"Received: {name!r} (of type {type(name).__name__})."
-            )
-    return names
 
 
 def nearest(text: str, catalog: VariableCatalog) -> str:

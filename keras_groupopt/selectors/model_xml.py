@@ -9,8 +9,6 @@ import keras
 from keras_groupopt.selectors.document import to_tree
 from keras_groupopt.selectors.layer_paths import describe_model
 
-__all__ = ["to_xml"]
-
 
 def to_xml(model: keras.Model) -> str:
     """Returns a model's layers and variables as the XML document that `kgo.xpath` searches.

@@ -16,8 +16,6 @@ from itertools import islice
 
 from keras_groupopt.selectors.variable_info import VariableCatalog
 
-__all__ = ["Pattern", "compile_glob", "compile_regex"]
-
 _WILDCARDS = "*?["
 # A wildcard, or one character. A `]` that comes first in brackets is one of the characters.
 _TOKEN = re.compile(r"\[(?:!(?P<others>.[^\]]*)|(?P<these>[^!][^\]]*))\]|.", re.DOTALL)

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
-__all__ = ["LayerInfo", "VariableCatalog", "VariableInfo"]
-
 # Keras' names for variables without a given name.
 _AUTOMATIC_VARIABLE = re.compile(r"variable(_\d+)?")
 

@@ -32,33 +32,41 @@ PROVISIONAL_NOTE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
 class GroupFigures:
-    """One group as text. `–` means that an option is not set or has no effect."""
+    """One group as text. `–` means that an option is not set or has no effect.
 
-    name: str
-    selector: str
-    rule: str
-    frozen: bool
-    decays: bool
-    variable_count: int
-    parameters: int
-    share: str
-    learning_rate: str
-    weight_decay: str
-    anchor: str
-    excluded: str
-    exclude_from_decay: str | None
-    clipping: str | None
-    memory: str
-    variables: Sequence[Record]
+    Args:
+        group: The group in `Plan.to_dict()`.
+        tenths: Its share of the parameters, in tenths of a percent.
+    """
+
+    def __init__(self, group: Record, tenths: int) -> None:
+        self.name: str = group["name"]
+        self.selector: str = group["selector"] or NONE
+        self.variables: Sequence[Record] = group["variables"]
+        self.frozen = bool(group["frozen"])
+        self.decays = not self.frozen and group["weight_decay"] not in (None, 0)
+        self.parameters = parameter_count(self.variables)
+        self.share = f"{tenths / 10:.1f} %" if tenths or not self.parameters else "< 0.1 %"
+        arguments = (f"{key}={value_text(value)}" for key, value in group["rule_arguments"].items())
+        self.rule = ", ".join([group["rule"] or NONE, *arguments])
+        self.learning_rate = "frozen" if self.frozen else value_text(group["learning_rate"])
+        self.memory = NONE if self.frozen else memory_text(self.variables)
+        self.clipping = None if self.frozen else _clipping_text(group) or None
+        self.weight_decay = self.anchor = self.excluded = NONE
+        self.exclude_from_decay: str | None = None
+        if self.decays:
+            self.weight_decay = value_text(group["weight_decay"])
+            self.anchor = group["anchor"] or "zero"
+            self.excluded = f"{sum(not variable['decayed'] for variable in self.variables):,}"
+            self.exclude_from_decay = group["exclude_from_decay"]
 
     def cells(self) -> list[tuple[str, ...]]:
         """The lines of each cell of the group's row, in the order of `GROUP_COLUMNS`."""
         decay = (f"→ {self.anchor}", f"{self.excluded} excluded") if self.decays else ()
         return [
             (self.name, f"({self.rule})"),
-            (f"{self.variable_count:,}",),
+            (f"{len(self.variables):,}",),
             (f"{self.parameters:,}", self.share),
             (self.learning_rate,),
             (self.weight_decay, *decay),
@@ -178,12 +186,6 @@ def value_text(value: Any) -> str:
     return str(value)
 
 
-def rule_text(group: Record) -> str:
-    """A group's rule with the arguments given: `lion, beta_1=0.95`; `–` if it is frozen."""
-    arguments = (f"{key}={value_text(value)}" for key, value in group["rule_arguments"].items())
-    return ", ".join([group["rule"] or NONE, *arguments])
-
-
 def memory_text(variables: Sequence[Record]) -> str:
     """Optimizer memory of `variables`: `≥` and the known part, or `–` if nothing is known."""
     known = [v["state_bytes"] for v in variables if v.get("state_bytes") is not None]
@@ -196,36 +198,6 @@ def memory_text(variables: Sequence[Record]) -> str:
 def _clipping_text(options: Record) -> str:
     given = [name for name in CLIPPING_OPTIONS if options.get(name) is not None]
     return ", ".join(f"{name}={value_text(options[name])}" for name in given)
-
-
-def _share_text(tenths: int, count: int) -> str:
-    return "< 0.1 %" if count and not tenths else f"{tenths / 10:.1f} %"
-
-
-def _group_figures(group: Record, tenths: int) -> GroupFigures:
-    variables: Sequence[Record] = group["variables"]
-    frozen = bool(group["frozen"])
-    decays = not frozen and group["weight_decay"] not in (None, 0)
-    undecayed = sum(not variable["decayed"] for variable in variables)
-    count = parameter_count(variables)
-    return GroupFigures(
-        name=group["name"],
-        selector=group["selector"] or NONE,
-        rule=rule_text(group),
-        frozen=frozen,
-        decays=decays,
-        variable_count=len(variables),
-        parameters=count,
-        share=_share_text(tenths, count),
-        learning_rate="frozen" if frozen else value_text(group["learning_rate"]),
-        weight_decay=value_text(group["weight_decay"]) if decays else NONE,
-        anchor=group["anchor"] or "zero" if decays else NONE,
-        excluded=f"{undecayed:,}" if decays else NONE,
-        exclude_from_decay=group["exclude_from_decay"] if decays else None,
-        clipping=None if frozen else _clipping_text(group) or None,
-        memory=NONE if frozen else memory_text(variables),
-        variables=variables,
-    )
 
 
 def _exclusion_settings(groups: Sequence[GroupFigures]) -> list[tuple[str, str]]:
@@ -257,7 +229,7 @@ def plan_figures(plan: Plan) -> PlanFigures:
     check_format(plan)
     records: Sequence[Record] = plan["groups"]
     tenths = shares([parameter_count(record["variables"]) for record in records])
-    groups = tuple(map(_group_figures, records, tenths))
+    groups = tuple(map(GroupFigures, records, tenths))
     everything = [variable for record in records for variable in record["variables"]]
     trained = [v for record in records if not record["frozen"] for v in record["variables"]]
     frozen = [v for record in records if record["frozen"] for v in record["variables"]]

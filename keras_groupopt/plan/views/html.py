@@ -66,11 +66,11 @@ def to_html(plan: Plan) -> str:
 
 def _group_details(group: GroupFigures) -> str:
     columns, rows = group.variable_cells(MOST_LISTED)
-    left_out = group.variable_count - len(rows)
-    noun = "variable" if group.variable_count == 1 else "variables"
+    left_out = len(group.variables) - len(rows)
+    noun = "variable" if len(group.variables) == 1 else "variables"
     return (
         f"<details><summary><strong>{escape(group.name)}</strong>: "
-        f"{group.variable_count:,} {noun}, claimed by "
+        f"{len(group.variables):,} {noun}, claimed by "
         f"<code>{escape(group.selector)}</code></summary>"
         + _table(columns, ((group.frozen, [(cell,) for cell in row]) for row in rows))
         + (f"<p>and {left_out:,} more</p>" if left_out else "")

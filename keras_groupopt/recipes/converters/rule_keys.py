@@ -13,8 +13,6 @@ from keras_groupopt.plan.rule_spec import LIFTED, WHOLE_ONLY, RuleSpec
 from keras_groupopt.rules.registry import rule_class
 from keras_groupopt.selectors import Selector
 
-__all__ = ["RuleKeys", "as_list"]
-
 _ABOUT_GROUPS = ("lr", "lr_scale", "weight_decay", "decoupled_weight_decay")
 # Options for speed, or copies of other options.
 _IGNORED = ("capturable", "differentiable", "foreach", "fused", "initial_lr", "param_names")

@@ -66,22 +66,22 @@ def mixed() -> keras.Model:
         keras.config.set_dtype_policy("float32")
 
 
-def rows_of_rules() -> dict[str, dict[str, Any]]:
-    """Returns rows with each rule that has a name, four rules at a time."""
-    named = [(name, row) for name, row in table().items() if row.named]
-    rows = {}
-    for first in range(0, len(named), 4):
-        four = named[first : first + 4]
-        groups = [
-            kgo.Group(
-                layer,
-                f"{layer}/kernel" if row.only_matrices else layer,
-                rule=row.rule(name, **row.mirrored),
-            )
-            for layer, (name, row) in zip("abcd", four, strict=False)
-        ]
-        rows[f"rules {', '.join(name for name, _ in four)}"] = {"groups": groups}
-    return rows
+NAMED = {name: row for name, row in table().items() if row.named}
+
+
+def branches() -> keras.Model:
+    """A layer for each rule that has a name, side by side."""
+    inputs = keras.Input((4,))
+    layers_ = [layers.Dense(2, "tanh", name=name) for name in NAMED]
+    return keras.Model(inputs, layers.Add()([layer(inputs) for layer in layers_]))
+
+
+def groups_of_rules() -> list[kgo.Group]:
+    return [
+        kgo.Group(name, f"{name}/kernel" if row.only_matrices else name, rule=rule)
+        for name, row in NAMED.items()
+        for rule in [row.rule(name, **row.mirrored)]
+    ]
 
 
 def each(**rules: Any) -> list[kgo.Group]:
@@ -117,9 +117,9 @@ def scaled_by_keras(optimizer: Any) -> Any:
 # Options of the optimizer; beside them `model`, `wrap`, `eager`, `jit_compile`,
 # `rule_of_gradients`, and `broken`: a micro-batch with a NaN that only the second replica sees.
 ROWS: dict[str, dict[str, Any]] = {
-    "the whole": WHOLE | {"jit_compile": "auto"},
+    "the whole": WHOLE | {"jit_compile": "auto", "broken": 2},
     "the whole, eager": WHOLE | {"eager": True, "broken": 2},
-    **rows_of_rules(),
+    "each rule": {"model": branches, "groups": groups_of_rules()},
     "ratios, and a schedule in a rule": {
         "rule": kgo.rule("sgd", momentum=kgo.schedules.Linear(0.5, 9, 0.9)),
         "ratios": [("a", 0.25), ("b", CURVE)],
@@ -143,7 +143,6 @@ ROWS: dict[str, dict[str, Any]] = {
         "ema": kgo.SWA(start=2, every=2),
         "learning_rate": CURVE,
     },
-    "a dropped micro-batch": {"broken": 2, "gradient_accumulation_steps": 2},
     "an embedding": {
         "model": embedded,
         "groups": [kgo.Group("a", "a", clipnorm=0.1, weight_decay=0.1)],

@@ -79,6 +79,11 @@ def arrays(variables: keras.Model | Iterable[Any]) -> list[np.ndarray]:
     return [numpy_of(variable) for variable in variables]
 
 
+def state(model: keras.Model) -> list[np.ndarray]:
+    """All weights and all optimizer state."""
+    return arrays([*model.variables, *model.optimizer.variables])
+
+
 def assert_equal(one: Any, other: Any, rtol: float = 0.0, atol: float = 0.0) -> None:
     """Two models have the same weights, or two lists of arrays are the same.
 

@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import models
 import numpy as np
 import pytest
+from models import state
 
 import keras_groupopt as kgo
 
@@ -131,19 +133,9 @@ def train(model: keras.Model, steps: int = 3) -> keras.Model:
     return model
 
 
-def state(model: keras.Model) -> list[np.ndarray]:
-    """All weights and all optimizer state."""
-    return [
-        np.array(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(variable)))
-        for variable in [*model.variables, *model.optimizer.variables]
-    ]
-
-
 def assert_state(model: keras.Model, expected: list[np.ndarray]) -> None:
     """Bit for bit."""
-    for value, other in zip(state(model), expected, strict=True):
-        assert value.dtype == other.dtype
-        np.testing.assert_array_equal(value, other)
+    models.assert_equal(state(model), expected)
 
 
 def assert_equal(actual: keras.Model, expected: keras.Model) -> None:

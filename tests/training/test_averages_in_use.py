@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import pytest
 import rate_meter
-from models import arrays, assert_equal
+from models import arrays, assert_equal, state
 from saving_models import load, save
 
 import keras_groupopt as kgo
@@ -47,11 +47,6 @@ def inner(model: keras.Model) -> Any:
 
 def averages(model: keras.Model) -> list[np.ndarray]:
     return arrays(mean for mean, _ in inner(model)._average_pairs())
-
-
-def state(model: keras.Model) -> list[np.ndarray]:
-    """All weights and all optimizer state."""
-    return arrays([*model.variables, *model.optimizer.variables])
 
 
 def network(dropout: float = 0.0, **options: Any) -> keras.Model:
@@ -280,35 +275,36 @@ def test_training_is_that_of_a_fit_without_averages_in_use(dtype, use):
         np.testing.assert_allclose(history["val_loss"][-1], after, rtol=1e-5)
 
 
+USE_EMA = {"use_ema": True, "ema_momentum": 0.5, "ema": None}
+
+
 @pytest.mark.parametrize(
-    ("first", "options"),
+    ("use", "monitor", "options", "best"),
     [
-        pytest.param(True, {}, id="callback first"),
-        pytest.param(False, {}, id="callback last"),
-        pytest.param(True, {"use_ema": True, "ema_momentum": 0.5, "ema": None}, id="use_ema"),
+        pytest.param("first", "val_loss", {}, AVERAGE, id="callback first"),
+        pytest.param("last", "val_loss", {}, AVERAGE, id="callback last"),
+        pytest.param("first", "val_loss", USE_EMA, KERAS_AVERAGE, id="use_ema"),
+        pytest.param("first", "loss", {}, RAW, id="a training value"),
+        pytest.param("none", "val_loss", {}, RAW, id="no callback"),
     ],
 )
-def test_early_stopping_restores_the_averages_it_saw_validated(first, options):
+def test_early_stopping_restores_what_it_saw_measured(use, monitor, options, best):
     model = compiled(**options)
     # The loss falls with every step: the first epoch is the "best".
-    stopping = keras.callbacks.EarlyStopping(mode="max", patience=1, restore_best_weights=True)
-    use = kgo.UseAveragedWeights()
-    callbacks = [use, stopping] if first else [stopping, use]
-    history = fit(model, 3, validation_data=VALIDATION, callbacks=callbacks)
-    best = KERAS_AVERAGE if options else AVERAGE
-    assert len(history["val_loss"]) == 2
-    assert history["val_loss"][0] == best
-    assert weight(model) == best
-    assert stopping.best == best
-
-
-def test_early_stopping_on_a_training_value_restores_weights():
-    model = compiled()
     stopping = keras.callbacks.EarlyStopping(
-        monitor="loss", mode="max", patience=1, restore_best_weights=True
+        monitor, mode="max", patience=1, restore_best_weights=True
     )
-    fit(model, 3, callbacks=[kgo.UseAveragedWeights(), stopping])
-    assert weight(model) == RAW
+    own = [] if use == "none" else [kgo.UseAveragedWeights()]
+    callbacks = [*own, stopping] if use == "first" else [stopping, *own]
+    history = fit(model, 3, validation_data=VALIDATION, callbacks=callbacks)
+    assert len(history["val_loss"]) == 2
+    assert weight(model) == best
+    assert stopping.best == history[monitor][0]
+    if monitor == "val_loss":
+        assert stopping.best == best
+    if use == "none":
+        fit(model)
+        assert weight(model) == best - STEPS
 
 
 def test_a_checkpoint_passed_to_the_callback_is_an_export_of_the_averages(tmp_path):
@@ -595,7 +591,7 @@ def statistics(model: keras.Model) -> list[np.ndarray]:
             (0.1 * 2 / 11 / 4, 0.9 * 2 / 11 / 4, 9 / 11 / 4, 3 / 4),
         ),
         ({"ema": kgo.SWA()}, (0, 1 / 3, 1 / 3, 1 / 3)),
-        ({"use_ema": True, "ema_momentum": 0.5, "ema": None}, (0, 1 / 64, 7 / 64, 7 / 8)),
+        (USE_EMA, (0, 1 / 64, 7 / 64, 7 / 8)),
     ],
     ids=["EMA", "start", "warm-up", "SWA", "use_ema"],
 )

@@ -15,7 +15,7 @@ import models
 import numpy as np
 import pytest
 import rate_meter
-from models import arrays, assert_equal, number
+from models import assert_equal, number, state
 from rate_meter import RATIO, Rates
 
 import keras_groupopt as kgo
@@ -393,29 +393,6 @@ def test_a_run_goes_on_from_the_files_of_keras_callbacks(policy, ours, tmp_path)
     resumed = stateful()
     assert run(resumed, backup())["val_loss"] == history["val_loss"][1:]
     assert_equal(state(resumed), state(straight))
-
-
-def state(model: keras.Model) -> list[np.ndarray]:
-    return arrays([*model.variables, *model.optimizer.variables])
-
-
-def test_early_stopping_restores_the_best_weights():
-    model = rate_meter.compiled(learning_rate=0.5)
-    seen = []
-    record = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: seen.append(rate_meter.weights(model))
-    )
-    # The loss goes down with every step, so the first epoch is the "best" one.
-    stopping = keras.callbacks.EarlyStopping(
-        monitor="loss", mode="max", patience=2, restore_best_weights=True
-    )
-    rate_meter.fit(model, 9, callbacks=[record, stopping])
-    assert len(seen) == 3
-    for name, best in seen[0].items():
-        np.testing.assert_array_equal(rate_meter.weights(model)[name], best)
-    rates = Rates()
-    rate_meter.fit(model, callbacks=[rates])
-    check_rates(rates, [0.5])
 
 
 @pytest.mark.parametrize(

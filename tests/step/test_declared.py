@@ -40,6 +40,12 @@ def plan(*groups: Any, **options: Any) -> Callable[[], Any]:
     return lambda: Optimizer(groups, **{"model": make_model(), **options}).plan
 
 
+def built() -> Any:
+    optimizer = Optimizer()
+    optimizer.build(make_model().trainable_variables)
+    return optimizer
+
+
 def refused(error: type[Exception], *calls: tuple[Callable[[], Any], str]) -> list[Any]:
     return [pytest.param(call, error, text, id=text) for call, text in calls]
 
@@ -68,6 +74,7 @@ AVERAGES = [
         (lambda: Optimizer(use_ema=True, ema_overwrite_frequency=0), "an integer >= 1"),
         (lambda: Optimizer(use_ema=True, ema_momentum=1.5), "`ema_momentum` must be … 1.5"),
         (lambda: Optimizer()._average_pairs(), "needs a built optimizer"),
+        (lambda: built()._average_pairs(), "needs an optimizer with averages"),
         (
             lambda: Optimizer(gradient_accumulation_steps=2).flush(),
             "`flush` needs a built optimizer",
@@ -264,12 +271,21 @@ def test_an_unregistered_function_of_the_base_warns_before_it_is_too_late() -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("gradient_accumulation_steps", np.int64(4)), ("on_nonfinite", "raise")]
+    "options",
+    [
+        {"gradient_accumulation_steps": np.int64(4)},
+        {"on_nonfinite": "raise"},
+        *(options for options, _ in TRANSCRIPTS.values()),
+    ],
+    ids=str,
 )
-def test_a_config_keeps_what_is_declared(name: str, value: Any) -> None:
-    config = Optimizer(**{name: value}).get_config()
-    assert config[name] == value
-    assert getattr(Optimizer.from_config(config), name) == value
+def test_a_config_keeps_what_is_declared(options: dict[str, Any]) -> None:
+    config = Optimizer(**options).get_config()
+    again = Optimizer.from_config(config)
+    assert again.get_config() == config
+    assert (config["ema"] is None) == ("ema" not in options)
+    for name, value in options.items():
+        assert name == "ema" or config[name] == getattr(again, name) == value
 
 
 def test_a_config_shares_nothing_with_its_optimizer() -> None:

@@ -17,6 +17,7 @@ import keras_groupopt as kgo
 from keras_groupopt.selectors.layer_paths import describe_model
 
 
+@keras.saving.register_keras_serializable(package="chosen_gradients")
 def mean_output(y_true: Any, y_pred: Any) -> Any:
     """The output itself as the loss."""
     return ops.mean(y_pred, axis=-1)

@@ -49,6 +49,12 @@ def compiled(
     return model
 
 
+def sgd(model: keras.Model | None = None, groups: Any = (), **options: Any) -> kgo.GroupedOptimizer:
+    """SGD at rate 1, by which a weight moves as far as its gradient, unless options change it."""
+    options = {"rule": "sgd", "learning_rate": 1.0, **options}
+    return kgo.GroupedOptimizer(groups, model=model, **options)
+
+
 def fit(model: keras.Model, epochs: int = 1, **options: Any) -> keras.Model:
     """Trains on `X` and `Y` in order, in silence; returns the model.
 

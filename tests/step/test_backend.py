@@ -139,6 +139,31 @@ def distance(first: list[np.ndarray], second: list[np.ndarray]) -> tuple[float, 
     return length, 2 * epsilon("bfloat16") * length
 
 
+def share_of(share: float) -> Operation:
+    """An average that moves by a share of the way."""
+    return Operation(
+        lambda b, means, w: b.average(means, w, scalar(share), True),
+        each(lambda mean, w: mean + float(np.float32(share)) * (w - mean)),
+        (MEANS, V),
+        moves=True,
+    )
+
+
+def sum_of(weight: float | None, keep: bool | None) -> Operation:
+    """A sum that takes gradients at a weight, or drops them."""
+    factor = (1.0 if weight is None else F32) * (keep is not False)
+    given = [
+        None if value is None else ops.convert_to_tensor(value)
+        for value in (weight if weight is None else np.float32(weight), keep)
+    ]
+    return Operation(
+        lambda b, sums, g: b.accumulate(sums, g, *given),
+        each(lambda total, g: total + factor * g),
+        (MEANS, T),
+        moves=True,
+    )
+
+
 T, V, MEANS = (tensors, same), (variables, same), (variables, wide)
 NUMBERS = {
     "global_norm": Operation(lambda b, g: b.global_norm(g), norm, (T,)),
@@ -160,10 +185,7 @@ OPERATIONS = {
         roundings=0,
     ),
     "decay_to_zero": Operation(
-        lambda b, w: b.decay_to_zero(w, scalar(FACTOR)),
-        each(lambda w: w * (1.0 - F32)),
-        (V,),
-        moves=True,
+        lambda b, w: b.decay_to_zero(w, scalar(FACTOR)), each(lambda w: w * (1.0 - F32)), (V,), True
     ),
     "decay_to_anchor": Operation(
         lambda b, w, a: b.decay_to_anchor(w, a, scalar(FACTOR)),
@@ -179,32 +201,10 @@ OPERATIONS = {
         roundings=8,
     ),
     **{
-        f"accumulate, weight {weight}, keep {keep}": Operation(
-            lambda b, sums, g, weight=weight, keep=keep: b.accumulate(
-                sums,
-                g,
-                None if weight is None else scalar(weight),
-                None if keep is None else ops.convert_to_tensor(keep),
-            ),
-            each(
-                lambda total, g, weight=weight, keep=keep: (
-                    total + (1.0 if weight is None else F32) * (keep is not False) * g
-                )
-            ),
-            (MEANS, T),
-            moves=True,
-        )
+        f"accumulate, weight {weight}, keep {keep}": sum_of(weight, keep)
         for weight, keep in ((None, None), (FACTOR, None), (None, True), (FACTOR, False))
     },
-    **{
-        f"average, share {share}": Operation(
-            lambda b, means, w, share=share: b.average(means, w, scalar(share), True),
-            each(lambda mean, w, share=share: mean + float(np.float32(share)) * (w - mean)),
-            (MEANS, V),
-            moves=True,
-        )
-        for share in (FACTOR, 1e-3, 0.75)
-    },
+    **{f"average, share {share}": share_of(share) for share in (FACTOR, 1e-3, 0.75)},
 }
 
 
@@ -335,11 +335,18 @@ def compiled(function: Any, variables: list[Any]) -> Any:
 
 
 @pytest.mark.parametrize("value", [True, False])
-def test_a_condition_is_known_where_nothing_is_compiled(value):
-    assert backend.concrete(ops.convert_to_tensor(value)) is value
-    done = []
-    backend.run_if(ops.convert_to_tensor(value), lambda: done.append(1), [])
-    assert done == [1] * value
+def test_where_nothing_is_compiled_a_condition_is_known_and_only_one_branch_runs(value):
+    predicate = ops.convert_to_tensor(value)
+    assert backend.concrete(predicate) is value
+    ran = []
+    backend.run_if(predicate, lambda: ran.append("if"), [])
+    (chosen,) = backend.cond(
+        predicate,
+        lambda: [ran.append("then") or ops.ones((2,))],
+        lambda: [ran.append("otherwise") or ops.zeros((2,))],
+    )
+    assert ran == (["if", "then"] if value else ["otherwise"])
+    np.testing.assert_array_equal(double(chosen), [float(value)] * 2)
 
 
 def test_in_a_compiled_step_a_condition_is_not_known_and_either_branch_is_taken():
@@ -373,18 +380,6 @@ def test_in_a_compiled_step_a_condition_is_not_known_and_either_branch_is_taken(
         for right, variable in zip(expected[done], own, strict=True):
             np.testing.assert_array_equal(right, double(variable))
     assert set(seen) == {None}
-
-
-@pytest.mark.parametrize("value", [True, False])
-def test_where_nothing_is_compiled_only_one_of_two_functions_runs(value):
-    ran = []
-    (chosen,) = backend.cond(
-        ops.convert_to_tensor(value),
-        lambda: [ran.append("then") or ops.ones((2,))],
-        lambda: [ran.append("otherwise") or ops.zeros((2,))],
-    )
-    assert ran == ["then" if value else "otherwise"]
-    np.testing.assert_array_equal(double(chosen), [float(value)] * 2)
 
 
 def test_in_a_compiled_step_the_tensors_are_those_of_the_branch_that_is_taken():
@@ -458,6 +453,25 @@ def slices(rows: list[int], dtype: str, height: int = 5) -> tuple[Any, np.ndarra
     return tf.IndexedSlices(values, tf.constant(rows, tf.int64), shape), dense
 
 
+# Of a gradient, what it should be of the dense one in float64, whether rows that are named several
+# times must be summed before, and whether the result is sparse again.
+SPARSE: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], bool, bool, float]] = {
+    "repeated rows are summed": (
+        backend.combine_repeated_rows,
+        *(lambda dense: dense, False, True, 6),
+    ),
+    "dense": (backend.dense, lambda dense: dense, False, False, 6),
+    "scale": (
+        lambda gradient: backend.scale([gradient], scalar(FACTOR))[0],
+        *(lambda dense: dense * FACTOR, True, True, 2),
+    ),
+    "clip_by_value": (
+        lambda gradient: backend.clip_by_value(gradient, 0.5),
+        *(lambda dense: np.clip(dense, -0.5, 0.5), True, True, 0),
+    ),
+}
+
+
 @only_tensorflow
 @pytest.mark.parametrize(
     ("rows", "dtype"),
@@ -469,19 +483,21 @@ def slices(rows: list[int], dtype: str, height: int = 5) -> tuple[Any, np.ndarra
     ids=str,
 )
 class TestSparseGradients:
-    def test_repeated_rows_are_summed(self, rows, dtype):
-        gradient, dense = slices(rows, dtype)
-        actual = backend.combine_repeated_rows(gradient)
-        indices = actual.indices.numpy().tolist()
-        assert sorted(set(rows)) == sorted(indices)
-        assert dtypes([actual]) == [dtype]
-        assert_within([dense], [ops.convert_to_tensor(actual)], [((5, 2), dtype)], 6)
+    @pytest.mark.parametrize("operation", SPARSE)
+    def test_an_operation_is_right_and_keeps_it_sparse(self, rows, dtype, operation):
+        import tensorflow as tf
 
-    def test_dense_has_the_rows_that_are_not_named(self, rows, dtype):
+        call, right, summed, sparse, roundings = SPARSE[operation]
         gradient, dense = slices(rows, dtype)
-        actual = backend.dense(gradient)
+        if summed:
+            gradient = backend.combine_repeated_rows(gradient)
+            dense = double(ops.convert_to_tensor(gradient))
+        actual = call(gradient)
+        assert isinstance(actual, tf.IndexedSlices) == sparse
+        assert not sparse or sorted(set(rows)) == sorted(actual.indices.numpy().tolist())
         assert dtypes([actual]) == [dtype]
-        assert_within([dense], [actual], [((5, 2), dtype)], 6)
+        described = [((5, 2), dtype)]
+        assert_within([right(dense)], [ops.convert_to_tensor(actual)], described, roundings)
 
     def test_a_choice_of_it_is_dense(self, rows, dtype):
         import tensorflow as tf
@@ -496,38 +512,19 @@ class TestSparseGradients:
             (actual,) = chosen(tf.constant(value))
             assert_within([dense * value], [actual], [((5, 2), dtype)], 6)
 
-    def test_the_norm_is_that_of_the_dense_gradient(self, rows, dtype):
-        gradient, _ = slices(rows, dtype)
-        combined = backend.combine_repeated_rows(gradient)
-        dense = double(ops.convert_to_tensor(combined))
-        (other,) = tensors([((3,), "float32")], seed=1)
-        expected = np.sqrt(np.sum(np.square(dense)) + np.sum(np.square(double(other))))
-        actual = backend.global_norm([combined, other])
-        np.testing.assert_allclose(double(actual), expected, rtol=1e-6)
-
-    def test_only_the_rows_it_names_are_added_to_a_sum(self, rows, dtype):
+    def test_norms_and_sums_are_those_of_the_dense_gradient(self, rows, dtype):
         gradient = backend.combine_repeated_rows(slices(rows, dtype)[0])
         dense = double(ops.convert_to_tensor(gradient))
+        (other,) = tensors([((3,), "float32")], seed=1)
+        expected = np.sqrt(np.sum(np.square(dense)) + np.sum(np.square(double(other))))
+        actual = backend.global_norm([gradient, other])
+        np.testing.assert_allclose(double(actual), expected, rtol=1e-6)
         for keep in (None, ops.convert_to_tensor(True), ops.convert_to_tensor(False)):
             (total,) = variables([((5, 2), "float32")], seed=2)
             factor = FACTOR * (keep is None or bool(keep))
             expected = double(total) + factor * dense
             backend.accumulate([total], [gradient], scalar(FACTOR), keep)
             assert_within([expected], [total], [((5, 2), "float32")], 4)
-
-    def test_scaling_and_clipping_keep_it_sparse(self, rows, dtype):
-        import tensorflow as tf
-
-        gradient = backend.combine_repeated_rows(slices(rows, dtype)[0])
-        dense = double(ops.convert_to_tensor(gradient))
-        (scaled,) = backend.scale([gradient], scalar(FACTOR))
-        clipped = backend.clip_by_value(gradient, 0.5)
-        for actual in (scaled, clipped):
-            assert isinstance(actual, tf.IndexedSlices)
-            assert dtypes([actual]) == [dtype]
-        described = [((5, 2), dtype)]
-        assert_within([dense * FACTOR], [ops.convert_to_tensor(scaled)], described, 2)
-        assert_within([np.clip(dense, -0.5, 0.5)], [ops.convert_to_tensor(clipped)], described, 0)
 
 
 @only_tensorflow

@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 import rate_meter
 import saving_models
+from chosen_gradients import fit, mean_output, towers, weights
 from comparing import compiled_step
-from models import arrays, assert_equal, number
+from models import arrays, assert_equal, number, sgd
 from rate_meter import RATIO, Rates
+from saving_models import either_way, load, save
 
 import keras_groupopt as kgo
 
@@ -43,8 +45,7 @@ def scalars(*names: str) -> list[keras.Variable]:
 
 def around(variables: Sequence[Any], scale: float = 1.0, **options: Any) -> kgo.LossScaleOptimizer:
     """One group per variable, of SGD at rate 1."""
-    groups = [kgo.Group(variable.name, variable.name) for variable in variables]
-    inner = kgo.GroupedOptimizer(groups, rule="sgd", learning_rate=1.0)
+    inner = sgd(groups={variable.name: variable.name for variable in variables})
     return kgo.LossScaleOptimizer(inner, initial_scale=scale, **options)
 
 
@@ -82,37 +83,19 @@ def test_a_bad_step_moves_nothing_and_halves_the_scale_the_next_one_counts(way):
     ]
 
 
-@each_way
-def test_a_bad_micro_batch_is_dropped_and_the_window_takes_the_next(way):
-    (weight,) = variables = scalars("weight")
-    inner = kgo.GroupedOptimizer(rule="sgd", learning_rate=1.0, gradient_accumulation_steps=2)
-    optimizer = kgo.LossScaleOptimizer(inner, initial_scale=1.0)
-    step, seen = stepper(way, optimizer, variables), []
-    for gradient in (1.0, INF, 3.0, 1.0, 1.0):
-        step(scaled(optimizer, [gradient]))
-        seen.append((number(weight), *own(optimizer)[:3], number(optimizer.iterations)))
-    assert seen == [
-        (0.0, 1.0, 1.0, 0.0, 0.0),
-        (0.0, 0.5, 0.0, 1.0, 0.0),
-        (-2.0, 0.5, 1.0, 1.0, 1.0),
-        (-2.0, 0.5, 2.0, 1.0, 1.0),
-        (-3.0, 0.5, 3.0, 1.0, 2.0),
-    ]
-
-
 @pytest.mark.parametrize(
-    ("scale", "growth", "finite", "expected"),
+    ("why", "scale", "growth", "finite", "expected"),
     [
-        pytest.param(8.0, 1, [1, 1, 1], [16.0, 32.0, 64.0], id="doubles after each"),
-        pytest.param(8.0, 3, [1, 1, 1, 1, 1, 1], [8, 8, 16, 16, 16, 32], id="doubles after three"),
-        pytest.param(8.0, 2, [1, 0, 1, 1], [8.0, 4.0, 4.0, 8.0], id="a bad step starts again"),
-        pytest.param(1.0, 9, [0, 0, 0, 1], [0.5, 0.25, 0.125, 0.125], id="falls below one"),
-        pytest.param(2.0**-126, 1, [0, 1], [2.0**-126, 2.0**-125], id="never becomes zero"),
-        pytest.param(2.0**126, 1, [1, 0], [2.0**126, 2.0**125], id="never becomes infinite"),
-        pytest.param(3.0, 1, [1, 0, 0], [6.0, 3.0, 1.5], id="is no power of two"),
+        ("doubles after each", 8.0, 1, [1, 1, 1], [16.0, 32.0, 64.0]),
+        ("doubles after three", 8.0, 3, [1, 1, 1, 1, 1, 1], [8, 8, 16, 16, 16, 32]),
+        ("a bad step starts again", 8.0, 2, [1, 0, 1, 1], [8.0, 4.0, 4.0, 8.0]),
+        ("falls below one", 1.0, 9, [0, 0, 0, 1], [0.5, 0.25, 0.125, 0.125]),
+        ("never becomes zero", 2.0**-126, 1, [0, 1], [2.0**-126, 2.0**-125]),
+        ("never becomes infinite", 2.0**126, 1, [1, 0], [2.0**126, 2.0**125]),
+        ("is no power of two", 3.0, 1, [1, 0, 0], [6.0, 3.0, 1.5]),
     ],
 )
-def test_the_scale_follows_its_rule(scale, growth, finite, expected):
+def test_the_scale_follows_its_rule(why, scale, growth, finite, expected):
     variables = scalars("weight")
     optimizer = around(variables, scale, dynamic_growth_steps=growth)
     seen = []
@@ -231,49 +214,36 @@ def test_a_wrapper_that_counts_nothing_is_refused_where_skipped_steps_are_asked_
 
 def two_towers(**head: Any) -> keras.Model:
     """Two layers, each with an input of its own, which is its gradient."""
-    left, right = keras.Input((1,)), keras.Input((1,))
-    options = {"use_bias": False, "kernel_initializer": "zeros"}
-    outputs = [
-        keras.layers.Dense(1, name="left", **options)(left),
-        keras.layers.Dense(1, name="right", **options)(right),
-    ]
-    model = keras.Model([left, right], keras.layers.Add()(outputs))
-    inner = kgo.GroupedOptimizer(
-        [kgo.Group("left", "left"), kgo.Group("right", "right", **head)],
-        model=model,
-        rule="sgd",
-        learning_rate=0.5,
-    )
-    optimizer = kgo.LossScaleOptimizer(inner, initial_scale=1024)
-    model.compile(optimizer=optimizer, loss=rate_meter.mean_output)
+    model = towers("left", "right")
+    groups = [kgo.Group("left", "left"), kgo.Group("right", "right", **head)]
+    inner = sgd(model, groups, learning_rate=0.5)
+    model.compile(kgo.LossScaleOptimizer(inner, initial_scale=1024), loss=mean_output)
     return model
-
-
-def fit_towers(model: keras.Model, left: Sequence[float], right: Sequence[float]) -> list[float]:
-    inputs = [np.array(values, "float32").reshape(-1, 1) for values in (left, right)]
-    targets = np.zeros((len(left), 1), "float32")
-    model.fit(inputs, targets, batch_size=1, shuffle=False, verbose=0)
-    return [float(weight[0, 0]) for weight in model.get_weights()]
 
 
 def test_inputs_that_overflow_name_the_group_they_belong_to(mixed):
     model = two_towers()
     # The second right gradient is 1024 · 1e4, the third again at half the scale, as float16.
-    assert fit_towers(model, [1, 1, 1, 2], [1, 1e4, 1e4, 1]) == [-1.5, -1.0]
+    for gradients in ([1, 1], [1, 1e4], [1, 1e4], [2, 1]):
+        fit(model, gradients)
+    assert weights(model) == {"left/kernel": -1.5, "right/kernel": -1.0}
     assert own(model.optimizer) == (256.0, 1.0, 2.0, 1.0)
     assert model.optimizer.first_nonfinite_group == "right"
-    assert fit_towers(model, [np.nan, 1], [1, 1]) == [-2.0, -1.5]
+    fit(model, [np.nan, 1])
+    assert weights(model) == {"left/kernel": -1.5, "right/kernel": -1.0}
     assert model.optimizer.first_nonfinite_group == "left"
 
 
 def test_a_frozen_group_may_overflow(mixed):
     model = two_towers(frozen=True)
-    assert fit_towers(model, [1, 1], [1e4, np.nan]) == [-1.0, 0.0]
+    for gradients in ([1, 1e4], [1, np.nan]):
+        fit(model, gradients)
+    assert weights(model) == {"left/kernel": -1.0, "right/kernel": 0.0}
     assert own(model.optimizer) == (1024.0, 2.0, 0.0, -1.0)
 
 
 def test_training_in_mixed_float16_follows_float32():
-    weights = {}
+    found = {}
     for policy in ("float32", "mixed_float16"):
         keras.config.set_dtype_policy(policy)
         model = saving_models.fill(saving_models.MODELS["sequential"]())
@@ -283,10 +253,9 @@ def test_training_in_mixed_float16_follows_float32():
         model.compile(optimizer=optimizer, loss="mse")
         saving_models.fit(model, 20)
         saving_models.fit(model, 20 - int(number(optimizer.iterations)))
-        weights[policy] = model.get_weights()
-    for value, other in zip(weights["mixed_float16"], weights["float32"], strict=True):
-        assert np.abs(value).max() > 0.05
-        np.testing.assert_allclose(value, other, atol=5e-3)
+        found[policy] = model.get_weights()
+    assert min(np.abs(value).max() for value in found["float32"]) > 0.05
+    assert_equal(found["mixed_float16"], found["float32"], atol=5e-3)
 
 
 def test_callbacks_and_users_reach_the_inner_optimizer(mixed):
@@ -325,57 +294,6 @@ def test_what_the_inner_optimizer_refuses_is_refused_through_it():
     assert not hasattr(optimizer, "_declared")
 
 
-def nested(scale: float, frozen: bool = True, **options: Any) -> keras.Model:
-    """The nested model with a loss scale, its body frozen or not."""
-    model = saving_models.fill(saving_models.MODELS["nested"]())
-    model.get_layer("body").trainable = not frozen
-    inner = kgo.GroupedOptimizer(model=model) if frozen else saving_models.optimizer(model)
-    model.compile(optimizer=kgo.LossScaleOptimizer(inner, initial_scale=scale), loss="mse")
-    return model
-
-
-# Models that change -------------------------------------------------------------------------------
-
-
-def test_a_layer_unfrozen_after_the_build_is_refused_and_the_weights_stay_readable(mixed):
-    model = saving_models.fit(nested(8.0), 2)
-    optimizer = model.optimizer
-    before = saving_models.state(model)
-    model.get_layer("body").trainable = True
-    model.compile(optimizer=optimizer, loss="mse")
-    assert not optimizer.built
-    with pytest.raises(ValueError, match=r"unknown body/first/kernel, body/first/bias"):
-        saving_models.fit(model, 1)
-    assert_equal(saving_models.state(model), before)
-    assert number(optimizer.skipped_steps) == 0
-
-
-def test_rebuild_goes_through_and_the_scale_stays(mixed):
-    model = saving_models.fit(nested(2.0**24), 12)
-    optimizer = model.optimizer
-    scale, counter, skipped, group = own(optimizer)
-    assert 0 < skipped < 12
-    model.get_layer("body").trainable = True
-    optimizer.rebuild(model)
-    model.compile(optimizer=optimizer, loss="mse")
-    before = model.get_layer("body").get_weights()
-    saving_models.fit(model, 1)
-    assert own(optimizer) == (scale, counter + 1, skipped, group)
-    assert np.abs(model.get_layer("body").get_weights()[0] - before[0]).max() > 0
-
-
-def test_a_layer_frozen_after_the_build_is_left_alone(mixed):
-    model = saving_models.fit(nested(8.0, frozen=False), 1)
-    optimizer = model.optimizer
-    body = model.get_layer("body")
-    body.trainable = False
-    model.compile(optimizer=optimizer, loss="mse")
-    before, head = body.get_weights(), model.get_layer("head").get_weights()
-    saving_models.fit(model, 1)
-    assert_equal(body.get_weights(), before)
-    assert np.abs(model.get_layer("head").get_weights()[0] - head[0]).max() > 0
-
-
 # Saving -------------------------------------------------------------------------------------------
 
 
@@ -401,41 +319,34 @@ def trained(mixed) -> keras.Model:
     return model
 
 
-def test_a_whole_model_comes_back_and_goes_on_bit_for_bit(trained, tmp_path):
-    trained.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
+@pytest.mark.parametrize(
+    ("name", "built"),
+    [("model.keras", True), ("model.weights.h5", True), ("model.weights.h5", False)],
+)
+def test_a_run_comes_back_and_goes_on_bit_for_bit(trained, tmp_path, name, built):
+    def new() -> keras.Model:
+        model = compiled(seed=2)
+        if built:
+            model.optimizer.build(model.trainable_variables)
+        return model
+
+    loaded = load(save(trained, tmp_path / name), new)
     assert type(loaded.optimizer) is kgo.LossScaleOptimizer
-    assert loaded.optimizer.get_config() == trained.optimizer.get_config()
-    saving_models.assert_equal(loaded, trained)
-    saving_models.assert_equal(saving_models.fit(loaded, 3), saving_models.fit(trained, 3))
-
-
-@pytest.mark.parametrize("built", [True, False], ids=["built", "not built"])
-def test_weights_come_back_and_go_on_bit_for_bit(trained, tmp_path, built):
-    trained.save_weights(tmp_path / "model.weights.h5")
-    loaded = compiled(seed=2)
-    if built:
-        loaded.optimizer.build(loaded.trainable_variables)
-    loaded.load_weights(tmp_path / "model.weights.h5")
+    if name == "model.keras":
+        assert loaded.optimizer.get_config() == trained.optimizer.get_config()
     assert own(loaded.optimizer) == own(trained.optimizer)
     # State that waits for the build is saved again as it was loaded.
-    loaded.save_weights(tmp_path / "again.weights.h5")
-    again = compiled(seed=3)
-    again.load_weights(tmp_path / "again.weights.h5")
+    again = load(save(loaded, tmp_path / f"again.{name}"), lambda: compiled(seed=3))
     saving_models.fit(trained, 3)
     for model in (loaded, again):
         saving_models.assert_equal(saving_models.fit(model, 3), trained)
 
 
-def datasets(path: Any) -> dict[str, tuple[int, ...]]:
-    found: dict[str, tuple[int, ...]] = {}
+def datasets(path: Any) -> list[str]:
+    found: list[str] = []
     with h5py.File(path) as file:
-        file.visititems(
-            lambda name, item: (
-                found.__setitem__(name, item.shape) if isinstance(item, h5py.Dataset) else None
-            )
-        )
-    return found
+        file.visit(found.append)
+        return [name for name in found if isinstance(file[name], h5py.Dataset)]
 
 
 def test_state_is_written_once_where_a_grouped_optimizer_writes_it(trained, tmp_path):
@@ -460,12 +371,12 @@ def test_state_is_written_once_where_a_grouped_optimizer_writes_it(trained, tmp_
     assert manifest["iterations"] == number(trained.optimizer.iterations)
 
 
-@pytest.mark.parametrize("built", [True, False], ids=["built", "not built"])
-def test_a_file_of_keras_own_class_is_read(mixed, tmp_path, built):
+@either_way
+def test_a_file_of_keras_own_class_is_read(mixed, tmp_path, build):
     theirs = saving_models.fit(compiled(keras.optimizers.LossScaleOptimizer), 8)
     theirs.save_weights(tmp_path / "model.weights.h5")
     ours = compiled(seed=2)
-    if built:
+    if build:
         ours.optimizer.build(ours.trainable_variables)
     ours.load_weights(tmp_path / "model.weights.h5")
     scale, counter = number(theirs.optimizer.dynamic_scale), number(theirs.optimizer.step_counter)
@@ -501,15 +412,18 @@ def test_a_run_in_float32_goes_on_in_mixed_float16_as_the_error_says(tmp_path):
     assert number(model.optimizer.iterations) == 4
 
 
+POSITIVE, COUNT = "must be a positive finite number", "must be an integer >="
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("dynamic_scale", np.float32(0), "`dynamic_scale` must be a positive finite number"),
-        ("dynamic_scale", np.float32(np.nan), "`dynamic_scale` must be a positive finite number"),
-        ("dynamic_scale", np.ones(2, "float32"), "`dynamic_scale` must be a positive"),
-        ("step_counter", np.float32(1), "`step_counter` must be an integer >= 0"),
-        ("skipped_steps", np.int32(-1), "`skipped_steps` must be an integer >= 0"),
-        ("nonfinite_group_index", np.int32(-2), "`nonfinite_group_index` must be an integer >= -1"),
+        ("dynamic_scale", np.float32(0), f"`dynamic_scale` {POSITIVE}"),
+        ("dynamic_scale", np.float32(np.nan), f"`dynamic_scale` {POSITIVE}"),
+        ("dynamic_scale", np.ones(2, "float32"), f"`dynamic_scale` {POSITIVE}"),
+        ("step_counter", np.float32(1), f"`step_counter` {COUNT} 0"),
+        ("skipped_steps", np.int32(-1), f"`skipped_steps` {COUNT} 0"),
+        ("nonfinite_group_index", np.int32(-2), f"`nonfinite_group_index` {COUNT} -1"),
         ("skipped_steps", None, "without `skipped_steps`"),
     ],
 )
@@ -519,9 +433,8 @@ def test_damaged_values_are_refused_and_nothing_is_assigned(name, value, message
     optimizer.apply([keras.ops.ones(())], variables)
     store: dict[str, Any] = {}
     optimizer.save_own_variables(store)
-    store.pop(name)
-    if value is not None:
-        store[name] = value
+    del store[name]
+    store |= {} if value is None else {name: value}
     other = around(variables, 2.0)
     with pytest.raises(ValueError, match=re.escape(message)):
         other.load_own_variables(store)
@@ -534,10 +447,8 @@ def test_a_file_with_a_damaged_scale_leaves_model_and_optimizer_as_they_were(tra
     with h5py.File(path, "a") as file:
         file["optimizer/vars/dynamic_scale"][...] = -1.0
     model = saving_models.fit(compiled(seed=2), 1)
-    before = saving_models.state(model)
-    with pytest.raises(ValueError, match="`dynamic_scale` must be a positive finite number"):
+    with saving_models.refused(model, ValueError, f"`dynamic_scale` {POSITIVE}"):
         kgo.load_weights(model, path)
-    assert_equal(saving_models.state(model), before)
 
 
 def test_a_model_that_was_never_trained_saves_no_state(mixed, tmp_path):
@@ -556,7 +467,4 @@ def test_weights_are_set_in_order(trained):
     other.set_weights(trained.get_weights())
     other.optimizer.build(other.trainable_variables)
     other.optimizer.set_weights(values)
-    saving_models.assert_equal(other, trained)
-    with pytest.raises(ValueError, match=r"must have the shapes of `optimizer\.variables`"):
-        other.optimizer.set_weights(values[:-1])
     saving_models.assert_equal(other, trained)

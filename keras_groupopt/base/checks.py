@@ -24,6 +24,20 @@ def is_schedule(value: Any) -> bool:
     return callable(value) and hasattr(value, "get_config") and not isinstance(value, type)
 
 
+def message(name: str, value: Any, must: str, where: str = "", advice: str = "") -> str:
+    """Returns the message of an error about an argument.
+
+    Args:
+        name: The argument.
+        value: What was received.
+        must: What it must be.
+        where: The owner of the argument. Default: not named.
+        advice: What to do, in whole sentences. Default: none.
+    """
+    place = where and f" in {where}"
+    return f"`{name}` must be {must}. Received: {name}={value!r}{place}. {advice}".rstrip()
+
+
 def wrong_type(name: str, value: Any, must: str) -> TypeError:
     """Returns the error for an argument of the wrong type."""
     return TypeError(
@@ -110,16 +124,16 @@ def check_count(name: str, value: Any, least: int, *, where: str) -> int:
     """Returns an integer of at least `least`; accepts NumPy integers."""
     must = f"an integer >= {least}"
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(_message(name, value, where, must))
+        raise TypeError(message(name, value, must, where))
     if value < least:
-        raise ValueError(_message(name, value, where, must))
+        raise ValueError(message(name, value, must, where))
     return int(value)
 
 
 def check_switch(name: str, value: Any, *, where: str) -> bool:
     """Returns a boolean."""
     if not isinstance(value, bool):
-        raise TypeError(_message(name, value, where, "True or False"))
+        raise TypeError(message(name, value, "True or False", where))
     return value
 
 
@@ -127,7 +141,7 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...], *, where: str)
     """Returns one of `choices`."""
     if value not in choices:
         listed = ", ".join(f'"{choice}"' for choice in choices)
-        raise ValueError(_message(name, value, where, f"one of {listed}"))
+        raise ValueError(message(name, value, f"one of {listed}", where))
     return str(value)
 
 
@@ -136,11 +150,10 @@ def check_scalar(name: str, value: Any, *, where: str) -> Any:
     if value is None or is_schedule(value):
         return value
     if callable(value):
-        message = _message(name, value, where, "a number or a schedule over optimizer steps")
-        raise TypeError(
-            f"{message} Subclass `keras.optimizers.schedules.LearningRateSchedule` to compute it "
-            "from the step."
-        )
+        must = "a number or a schedule over optimizer steps"
+        base = "`keras.optimizers.schedules.LearningRateSchedule`"
+        advice = f"Subclass {base} to compute it from the step."
+        raise TypeError(message(name, value, must, where, advice))
     return check_number(name, value, where=where)
 
 
@@ -178,12 +191,8 @@ def _real(
     if hasattr(value, "item") and getattr(value, "shape", None) == () and not callable(value):
         number = value.item()
     if isinstance(number, bool) or not isinstance(number, numbers.Real):
-        raise TypeError(_message(name, value, where, must))
+        raise TypeError(message(name, value, must, where))
     number = float(number)
     if not (math.isfinite(number) and is_in_range(number)):
-        raise ValueError(_message(name, value, where, must))
+        raise ValueError(message(name, value, must, where))
     return number
-
-
-def _message(name: str, value: Any, where: str, must: str) -> str:
-    return f"`{name}` must be {must}. Received: {name}={value!r} in {where}."

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Container, Sequence
 
 SHOWN = 5
+
+
+def untaken(name: str, taken: Container[str], mark: str = "_") -> str:
+    """Returns `name`, or if it is taken, `name` with a mark and the next number from 2 on.
+
+    Example:
+    >>> untaken("head", ("head", "head_2"))
+    'head_3'
+    """
+    numbered = (f"{name}{mark}{number}" for number in itertools.count(2))
+    return next(each for each in itertools.chain([name], numbered) if each not in taken)
 
 
 def listing(items: Sequence[str]) -> str:

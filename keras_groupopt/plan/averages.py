@@ -13,21 +13,19 @@ References: Polyak & Juditsky 1992, doi:10.1137/0330046; Izmailov et al. 2018, a
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import field
 from typing import Any
 
 from keras_groupopt.base.arguments import SWITCH, checked_by, count, set_checked
-from keras_groupopt.base.checks import check_count, check_scalar, is_schedule
+from keras_groupopt.base.checks import check_count, check_scalar, is_schedule, message, optional
 
 
 def check_momentum(name: str, value: Any, *, where: str) -> Any:
     """Returns a schedule as it is, and a number in [0, 1) as a float."""
     number = check_scalar(name, value, where=where)
     if not is_schedule(number) and not (number is not None and number < 1):
-        raise ValueError(
-            f"`{name}` must be a number in [0, 1) or a schedule. Received: {name}={value!r} in "
-            f"{where}."
-        )
+        raise ValueError(message(name, value, "a number in [0, 1) or a schedule", where))
     return number
 
 
@@ -145,15 +143,11 @@ def as_average(
     """
     where = "GroupedOptimizer"
     if ema is not None and not isinstance(ema, Average):
-        hint = f" Write `ema=kgo.EMA({ema!r})`." if isinstance(ema, float) else ""
-        raise TypeError(
-            f"`ema` must be `kgo.EMA(...)` or `kgo.SWA(...)`. Received: ema={ema!r}.{hint}"
-        )
+        hint = f"Write `ema=kgo.EMA({ema!r})`." if isinstance(ema, float) else ""
+        raise TypeError(message("ema", ema, "`kgo.EMA(...)` or `kgo.SWA(...)`", advice=hint))
     if not isinstance(use_ema, bool):
-        raise TypeError(
-            f"`use_ema` must be True or False. Received: use_ema={use_ema!r}. Pass the momentum as "
-            "`ema_momentum=`."
-        )
+        advice = "Pass the momentum as `ema_momentum=`."
+        raise TypeError(message("use_ema", use_ema, "True or False", advice=advice))
     if not use_ema:
         if ema_overwrite_frequency is not None:
             raise ValueError(
@@ -167,13 +161,10 @@ def as_average(
             f"ema={ema!r}. `ema=` leaves the weights alone at the end of `fit`; `use_ema=True` "
             "overwrites them, as in Keras."
         )
-    if ema_overwrite_frequency is not None:
-        ema_overwrite_frequency = check_count(
-            "ema_overwrite_frequency", ema_overwrite_frequency, 1, where=where
-        )
-    return KerasEMA(
-        check_momentum("ema_momentum", ema_momentum, where=where), ema_overwrite_frequency
-    )
+    momentum = check_momentum("ema_momentum", ema_momentum, where=where)
+    check_steps = optional(functools.partial(check_count, least=1))
+    name, steps = "ema_overwrite_frequency", ema_overwrite_frequency
+    return KerasEMA(momentum, check_steps(name, steps, where=where))
 
 
 def describe(average: Average | None) -> str | None:

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Run:
-    """The nodes between two cuts, or one node that is a cut.
+class Run(NamedTuple):
+    """The nodes between two cuts, or one node that is a cut, which every path passes through."""
 
-    Args:
-        nodes: The nodes, in order.
-        is_cut: Whether every path passes through it.
-        opens: Whether it is the first run.
-    """
-
-    nodes: tuple[int, ...]
+    nodes: list[int]
     is_cut: bool
-    opens: bool
 
 
 def cut(nodes: Sequence[int], before: Mapping[int, Collection[int]]) -> list[Run]:
@@ -31,7 +23,7 @@ def cut(nodes: Sequence[int], before: Mapping[int, Collection[int]]) -> list[Run
     Example:
     >>> diamond = {0: [], 1: [0], 2: [0], 3: [1, 2]}
     >>> [run.nodes for run in cut([0, 1, 2, 3], diamond)]
-    [(0,), (1, 2), (3,)]
+    [[0], [1, 2], [3]]
     """
     place = {node: at for at, node in enumerate(nodes)}
     edges = [(place[other], place[node]) for node in nodes for other in before[node]]
@@ -47,18 +39,12 @@ def cut(nodes: Sequence[int], before: Mapping[int, Collection[int]]) -> list[Run
         change[b] -= 1
     runs: list[Run] = []
     passing = 0
-    inside: list[int] = []
     for at, node in enumerate(nodes):
         passing += change[at]
-        if passing:
-            inside.append(node)
-            continue
-        if inside:
-            runs.append(Run(tuple(inside), False, not runs))
-            inside = []
-        runs.append(Run((node,), True, not runs))
-    if inside:
-        runs.append(Run(tuple(inside), False, not runs))
+        if passing and runs and not runs[-1].is_cut:
+            runs[-1].nodes.append(node)
+        else:
+            runs.append(Run([node], is_cut=not passing))
     return runs
 
 
@@ -69,18 +55,10 @@ def components(nodes: Sequence[int], before: Mapping[int, Collection[int]]) -> l
     >>> components([0, 1, 2], {0: [], 1: [], 2: [0]})
     [[0, 2], [1]]
     """
-    group = {node: node for node in nodes}
-
-    def top(node: int) -> int:
-        while group[node] != node:
-            node = group[node]
-        return node
-
+    found: list[set[int]] = []
     for node in nodes:
-        for other in before[node]:
-            if other in group:
-                group[top(node)] = top(other)
-    found: dict[int, list[int]] = {}
-    for node in nodes:
-        found.setdefault(top(node), []).append(node)
-    return list(found.values())
+        joined = {node, *before[node]}.intersection(nodes)
+        touching = [part for part in found if part & joined]
+        found = [part for part in found if part not in touching]
+        found.append(joined.union(*touching))
+    return sorted(sorted(part) for part in found)

@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from keras_groupopt.base.checks import check_count, check_positive
+from keras_groupopt.base.checks import check_count, check_positive, message
 from keras_groupopt.plan.group import Group
 from keras_groupopt.recipes.parts import listed_parts, parts_of, selector_for
 from keras_groupopt.selectors import as_selector
@@ -92,9 +92,7 @@ def _ends(rates: Any) -> tuple[float | None, float]:
         rate = check_positive("rates", rates, where="discriminative")
         return rate, rate
     if rates.step is not None or rates.stop is None:
-        raise ValueError(
-            f"`rates` must be slice(start, stop) or slice(stop). Received: rates={rates!r}."
-        )
+        raise ValueError(message("rates", rates, "slice(start, stop) or slice(stop)"))
     stop = check_positive("rates.stop", rates.stop, where="discriminative")
     if rates.start is None:
         return None, stop

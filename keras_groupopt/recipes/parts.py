@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from keras_groupopt.base import text
-from keras_groupopt.base.checks import errors_in
+from keras_groupopt.base.checks import errors_in, message
 from keras_groupopt.recipes.graph import has_graph
 from keras_groupopt.recipes.pieces import NoOrderError
 from keras_groupopt.recipes.structure import head_of, structure_of
@@ -119,10 +119,8 @@ def found_head(model: Any, catalog: VariableCatalog) -> frozenset[int]:
 
 def _given_blocks(blocks: Any, catalog: VariableCatalog) -> list[frozenset[int]]:
     if isinstance(blocks, str) or not isinstance(blocks, Sequence) or not blocks:
-        raise TypeError(
-            "`blocks` must be a list of selectors, paths or layers, from input to output. "
-            f"Received: blocks={blocks!r}."
-        )
+        must = "a list of selectors, paths or layers, from input to output"
+        raise TypeError(message("blocks", blocks, must))
     found: list[frozenset[int]] = []
     for place, block in enumerate(blocks):
         claimed = resolved(block, catalog, f"blocks[{place}]")
@@ -157,10 +155,8 @@ def listed_parts(parts: Any, **of_model: Any) -> Sequence[Any]:
         ValueError: If an argument that is only for models is given.
     """
     if isinstance(parts, (str, Selector)) or not isinstance(parts, Sequence) or not parts:
-        raise TypeError(
-            "`parts` must be a Keras model, or a list of parts from input to output. Received: "
-            f"parts={parts!r}."
-        )
+        must = "a Keras model, or a list of parts from input to output"
+        raise TypeError(message("parts", parts, must))
     for name, value in of_model.items():
         if value is not None:
             raise ValueError(

@@ -60,10 +60,10 @@ class Reader:
         for run, following in zip(runs, [*runs[1:], None], strict=True):
             if run.is_cut:
                 pieces.append(self._single(run.nodes[0]))
-            elif run.opens:
-                pieces += self._towers(run, before)
+            elif run is runs[0]:
+                pieces += self._towers(run.nodes, before)
             else:
-                pieces.append(self._between(run, following))
+                pieces.append(self._between(run.nodes, following))
         return pieces
 
     def _single(self, index: int) -> Piece:
@@ -74,9 +74,8 @@ class Reader:
             )
         return Piece([index], call.kernels > 1, call.kernels > 0)
 
-    def _between(self, run: Run, following: Run | None) -> Piece:
-        """The calls between two cuts: a block, unless they only make factors for another path."""
-        inside = list(run.nodes)
+    def _between(self, inside: list[int], following: Run | None) -> Piece:
+        """Returns a block, or a piece that only makes factors for another path."""
         if not any(self._calls[i].kernels for i in inside):
             return Piece(inside)
         if longest(self._calls, inside) > _LONGEST_BLOCK:
@@ -98,17 +97,17 @@ class Reader:
             (call.before & set(inside)) - weighted
         )
 
-    def _towers(self, run: Run, before: Any) -> list[Piece]:
-        """The calls from several inputs: towers, which are aligned at their ends.
+    def _towers(self, nodes: list[int], before: Any) -> list[Piece]:
+        """Returns the calls from several inputs as towers, which are aligned at their ends.
 
         Tokens next to one kernel, and embeddings that are added, belong to the stem.
         """
-        branches = components(run.nodes, before)
+        branches = components(nodes, before)
         lengths = [longest(self._calls, branch) for branch in branches]
         if max(lengths) < 2:
-            return [Piece(list(run.nodes), False, max(lengths) > 0)]
+            return [Piece(nodes, False, max(lengths) > 0)]
         if len(branches) == 1:
-            return [self._between(run, None)]
+            return [self._between(nodes, None)]
         towers = [self.parts(self.read(branch)) for branch in branches]
         return [
             Piece([i for tower in towers if back <= len(tower) for i in tower[-back]], True)

@@ -9,6 +9,7 @@ from typing import Any
 from keras import ops
 
 from keras_groupopt.base.arguments import NUMBER, checked_by
+from keras_groupopt.base.checks import message
 from keras_groupopt.schedules.base import Schedule, registered
 from keras_groupopt.schedules.constant import as_schedule, schedule_or_number
 from keras_groupopt.schedules.horizon import (
@@ -30,11 +31,10 @@ def check_schedules(name: str, value: Any, *, where: str) -> list[Any]:
         TypeError: If it is not a sequence of schedules and numbers.
         ValueError: If it is empty, or a number is negative or not finite.
     """
-    received = f"Received: {name}={value!r} in {where}."
     if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
-        raise TypeError(f"`{name}` must be a list of schedules or numbers. {received}")
+        raise TypeError(message(name, value, "a list of schedules or numbers", where))
     if not value:
-        raise ValueError(f"`{name}` must hold at least one schedule. {received}")
+        raise ValueError(message(name, value, "a list of at least one schedule", where))
     return [schedule_or_number(name, item, where=where) for item in value]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 from keras_groupopt.base.arguments import NUMBER
-from keras_groupopt.base.checks import check_number, is_schedule
+from keras_groupopt.base.checks import check_number, is_schedule, message
 from keras_groupopt.schedules.base import Schedule, registered
 
 
@@ -71,11 +71,11 @@ def as_schedule(name: str, value: Any, *, where: str) -> Any:
     """
     if is_schedule(value):
         return value
-    raise TypeError(
-        f"`{name}` must be a schedule over optimizer steps. Received: {name}={value!r} in {where}. "
+    advice = (
         "Write a fixed value as `kgo.constant(value)`, and a function as "
         "`kgo.schedules.Lambda(function)`."
     )
+    raise TypeError(message(name, value, "a schedule over optimizer steps", where, advice))
 
 
 def schedule_or_number(name: str, value: Any, *, where: str) -> Any:

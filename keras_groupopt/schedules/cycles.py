@@ -15,6 +15,7 @@ from keras_groupopt.base.arguments import (
     count,
     one_of,
 )
+from keras_groupopt.base.checks import message
 from keras_groupopt.schedules.arithmetic import CURVES, piecewise, powered
 from keras_groupopt.schedules.base import Schedule, registered
 from keras_groupopt.schedules.functions import FUNCTION
@@ -83,10 +84,7 @@ class OneCycle(Schedule):
             self.end_learning_rate = self.initial_learning_rate / 10_000
         if self.warmup_fraction > 0.5 if self.three_phase else self.warmup_fraction >= 1:
             rule = "at most 0.5 in three phases" if self.three_phase else "less than 1"
-            raise ValueError(
-                f"`warmup_fraction` must be {rule}. Received: "
-                f"warmup_fraction={self.warmup_fraction!r} in OneCycle."
-            )
+            raise ValueError(message("warmup_fraction", self.warmup_fraction, rule, "OneCycle"))
 
     @classmethod
     def momentum(

@@ -9,6 +9,7 @@ from typing import Any
 from keras import ops
 
 from keras_groupopt.base.arguments import NUMBER, POSITIVE, checked_by, count, one_of
+from keras_groupopt.base.checks import message
 from keras_groupopt.schedules.arithmetic import after_warmup, mix, shares
 from keras_groupopt.schedules.base import Schedule, registered
 from keras_groupopt.schedules.horizon import total
@@ -129,10 +130,7 @@ def check_steps_or_share(name: str, value: Any, *, where: str) -> int | float:
     if is_number and 0 < value < 1:
         return float(value)
     error = ValueError if is_number else TypeError
-    raise error(
-        f"`{name}` must be an integer >= 1, or a share of the whole in (0, 1). Received: "
-        f"{name}={value!r} in {where}."
-    )
+    raise error(message(name, value, "an integer >= 1, or a share of the whole in (0, 1)", where))
 
 
 @registered

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from keras_groupopt.base.arguments import checked_by
-from keras_groupopt.base.checks import check_count
+from keras_groupopt.base.checks import check_count, message
 
 FIT = "fit"
 
@@ -121,10 +121,8 @@ def check_total(name: str, value: Any, *, where: str, least: int = 1) -> Any:
     if is_fit(value):
         return value
     if isinstance(value, str):
-        raise ValueError(
-            f'`{name}` must be an integer >= {least} or "fit", the length of the run. Received: '
-            f"{name}={value!r} in {where}."
-        )
+        must = f'an integer >= {least} or "fit", the length of the run'
+        raise ValueError(message(name, value, must, where))
     return check_count(name, value, least, where=where)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from keras import ops
 
 from keras_groupopt.base.arguments import NUMBER, POSITIVE, checked_by, count
-from keras_groupopt.base.checks import check_count
+from keras_groupopt.base.checks import check_count, message
 from keras_groupopt.schedules.arithmetic import powered
 from keras_groupopt.schedules.base import Schedule, registered
 
@@ -61,15 +61,14 @@ def check_milestones(name: str, value: Any, *, where: str, least: int = 0) -> li
         TypeError: If it is not a sequence of integers.
         ValueError: If there are fewer than `least`, or they do not increase.
     """
-    rule = f"`{name}` must be increasing optimizer steps >= 1"
-    received = f"Received: {name}={value!r} in {where}."
+    must = "increasing optimizer steps >= 1"
     if isinstance(value, (str, bytes)) or not hasattr(value, "__len__"):
-        raise TypeError(f"{rule}, in a list. {received}")
+        raise TypeError(message(name, value, f"{must}, in a list", where))
     steps = [check_count(name, step, 1, where=where) for step in value]
     if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
-        raise ValueError(f"{rule}. {received}")
+        raise ValueError(message(name, value, must, where))
     if len(steps) < least:
-        raise ValueError(f"{rule}, at least one. {received}")
+        raise ValueError(message(name, value, f"{must}, at least one", where))
     return steps
 
 

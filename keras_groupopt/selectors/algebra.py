@@ -10,6 +10,7 @@ import reprlib
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
+from keras_groupopt.base.checks import message
 from keras_groupopt.selectors.variable_info import VariableCatalog
 
 
@@ -93,9 +94,7 @@ class Selector(ABC):
         try:
             return Selector._kinds[kind]._from_arguments(arguments)
         except (KeyError, TypeError, IndexError) as error:
-            raise ValueError(
-                f"`config` must be what `get_config` returned. Received: config={config!r}."
-            ) from error
+            raise ValueError(message("config", config, "what `get_config` returned")) from error
 
     def is_serializable(self) -> bool:
         """Returns whether `get_config` works once the catalog is known."""

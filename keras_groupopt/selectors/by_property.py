@@ -10,7 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar
 
-from keras_groupopt.base.checks import wrong_type
+from keras_groupopt.base.checks import message, wrong_type
 from keras_groupopt.selectors.leaf import Leaf, nearest, quote, similar
 from keras_groupopt.selectors.patterns import Pattern, compile_glob, compile_regex
 from keras_groupopt.selectors.variable_info import VariableCatalog
@@ -141,9 +141,7 @@ class Rank(Leaf):
         self.bounds = {name: bound for name, bound in bounds.items() if bound is not None}
         for name, bound in self.bounds.items():
             if isinstance(bound, bool) or not isinstance(bound, int) or bound < 0:
-                raise ValueError(
-                    f"`{name}` must be a whole number >= 0. Received: {name}={bound!r}."
-                )
+                raise ValueError(message(name, bound, "a whole number >= 0"))
         received = ", ".join(f"{name}={bound}" for name, bound in self.bounds.items()) or "nothing"
         if not self.bounds or (rank is not None and len(self.bounds) > 1):
             raise ValueError(

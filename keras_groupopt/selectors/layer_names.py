@@ -12,6 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+from keras_groupopt.base.text import untaken
+
 _WORD_START = re.compile(r"(?<=.)(?=[A-Z][a-z])|(?<=[a-z])(?=[A-Z])")
 _NUMBERED = re.compile(r"(?P<base>.+?)(?:_\d+)?", re.DOTALL)
 # keras.layers.Bidirectional names its two halves after the wrapped layer, including the number.
@@ -101,12 +103,7 @@ def plain_names(names: Iterable[str]) -> list[str]:
     """
     plain: list[str] = []
     for name in names:
-        unique = base = re.sub(r"[^\w.-]", "_", name, flags=re.ASCII)
-        count = 1
-        while unique in plain:
-            count += 1
-            unique = f"{base}_{count}"
-        plain.append(unique)
+        plain.append(untaken(re.sub(r"[^\w.-]", "_", name, flags=re.ASCII), plain))
     return plain
 
 

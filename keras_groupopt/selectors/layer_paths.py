@@ -18,6 +18,7 @@ import keras
 
 from keras_groupopt.base import compat
 from keras_groupopt.base.checks import wrong_type
+from keras_groupopt.base.text import untaken
 from keras_groupopt.selectors.layer_names import automatic_bases, number_siblings, snake_case
 from keras_groupopt.selectors.variable_info import LayerInfo, VariableCatalog, VariableInfo
 
@@ -247,10 +248,7 @@ def _variable_names(names: _Names) -> _Names:
 
 def _untaken(path: str, taken: set[str]) -> str:
     """Returns `path`, with `@n` if it is taken, and takes it."""
-    unique, occurrence = path, 1
-    while unique in taken:
-        occurrence += 1
-        unique = f"{path}@{occurrence}"
+    unique = untaken(path, taken, "@")
     taken.add(unique)
     return unique
 

@@ -187,11 +187,7 @@ def _names(multi: Any) -> Any:
             keys = [key for key, value in items if value is inner]
             plain = [re.sub(r"[^\w-]+", "_", key, flags=re.ASCII).strip("_") for key in keys]
             base = next(filter(None, plain), rule_of(inner).label)
-            taken, name, count = {DEFAULT_GROUP, *given.values()}, base, 1
-            while name in taken:
-                count += 1
-                name = f"{base}_{count}"
-            given[id(inner)] = name
+            given[id(inner)] = text.untaken(base, {DEFAULT_GROUP, *given.values()})
         return given[id(inner)]
 
     return name_of

@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_groupopt.base.arguments import FRACTION, NUMBER, SWITCH
 from keras_groupopt.rules.registry import register_rule
-from keras_groupopt.rules.scalars import bias_correction, rectification, scalar
+from keras_groupopt.rules.scalars import bias_correction, rectification
 from keras_groupopt.rules.update_rule import Tensor, UpdateRule
 
 # The smallest float16 above 0. With a smaller epsilon, a variance that rounds to 0 gives steps
@@ -83,33 +83,29 @@ class AdaBelief(UpdateRule):
         if self.amsgrad:
             self._largest = self.add_optimizer_variables(variables, "largest_variance")
 
-    def _corrections(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+    def _corrections(self, step: Tensor, own: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Returns 1 - β₁ᵗ, whether the variance is trusted, and r √(1 - β₂ᵗ) or √(1 - β₂ᵗ)."""
-        correction = bias_correction(scalar(self.beta_1, dtype), step)
-        beta_2 = scalar(self.beta_2, dtype)
+        correction = bias_correction(own.beta_1, step)
         if self.rectify:
-            return correction, *rectification(beta_2, step)
-        return correction, True, ops.sqrt(bias_correction(beta_2, step))
+            return correction, *rectification(own.beta_2, step)
+        return correction, True, ops.sqrt(bias_correction(own.beta_2, step))
 
-    def _update(
-        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
-    ) -> Tensor:
-        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
-        epsilon = scalar(self.epsilon, dtype)
+    def _update(self, at: int, gradient: Tensor, variable: Any, rate: Tensor, own: Any) -> Tensor:
+        epsilon = own.epsilon
         if keras.backend.standardize_dtype(variable.dtype) == "float16":
-            epsilon = ops.maximum(ops.cast(epsilon, dtype), _SMALLEST_OF_FLOAT16)
+            epsilon = ops.maximum(ops.cast(epsilon, own.dtype), _SMALLEST_OF_FLOAT16)
 
-        variance = self._variances[index]
-        m = self._moved(self._momentums[index], gradient, 1.0 - beta_1)
-        old_s = ops.cast(variance, dtype)
-        s = old_s + (ops.square(gradient - m) - old_s) * (1.0 - beta_2) + epsilon
+        variance = self._variances[at]
+        m = self._moved(self._momentums[at], gradient, 1.0 - own.beta_1)
+        old_s = ops.cast(variance, own.dtype)
+        s = old_s + (ops.square(gradient - m) - old_s) * (1.0 - own.beta_2) + epsilon
         self.assign(variance, ops.cast(s, variance.dtype))
         if self.amsgrad:
-            largest = self._largest[index]
-            s = ops.maximum(ops.cast(largest, dtype), s)
+            largest = self._largest[at]
+            s = ops.maximum(ops.cast(largest, own.dtype), s)
             self.assign(largest, ops.cast(s, largest.dtype))
 
-        correction, trusted, factor = self.corrections(dtype)
+        correction, trusted, factor = self.corrections(own.dtype)
         rate = rate / correction
         root = ops.sqrt(s)
         if self.rectify:

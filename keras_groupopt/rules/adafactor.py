@@ -12,7 +12,6 @@ from keras_groupopt.base import compat
 from keras_groupopt.base.arguments import NUMBER, POSITIVE, SWITCH, checked_by
 from keras_groupopt.base.checks import check_negative
 from keras_groupopt.rules.registry import register_rule
-from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.update_rule import Tensor, UpdateRule
 
 
@@ -108,36 +107,32 @@ class Adafactor(UpdateRule):
             self._columns.append(columns)
             self._velocities.append(velocity)
 
-    def _update(
-        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
-    ) -> Tensor:
-        fresh, factor = self.corrections(dtype)
-        squares = ops.square(gradient) + scalar(self.epsilon_1, dtype)
-        update = gradient / self._roots(squares, index, fresh)
-        limit = scalar(self.clip_threshold, dtype)
-        update = update / ops.maximum(_rms(update) / limit, ops.ones((), dtype))
+    def _update(self, at: int, gradient: Tensor, variable: Any, rate: Tensor, own: Any) -> Tensor:
+        fresh, factor = self.corrections(own.dtype)
+        squares = ops.square(gradient) + own.epsilon_1
+        update = gradient / self._roots(squares, at, fresh)
+        excess = _rms(update) / own.clip_threshold
+        update = update / ops.maximum(excess, ops.ones((), own.dtype))
 
         rate = rate * factor
         if self.scale_parameter:
-            smallest = ops.cast(self.epsilon_2, dtype)
-            rate = rate * ops.maximum(smallest, _rms(ops.cast(variable, dtype)))
+            smallest = ops.cast(self.epsilon_2, own.dtype)
+            rate = rate * ops.maximum(smallest, _rms(ops.cast(variable, own.dtype)))
         return update * rate
 
-    def _corrections(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor]:
+    def _corrections(self, step: Tensor, own: Any) -> tuple[Tensor, Tensor]:
         """Returns 1 - β and the relative step."""
-        fresh = ops.exp(scalar(self.beta_2_decay, dtype) * ops.log(step))
+        fresh = ops.exp(own.beta_2_decay * ops.log(step))
         if not self.relative_step:
-            return fresh, ops.ones((), dtype)
-        return fresh, ops.minimum(
-            ops.rsqrt(step) / scalar(self.relative_limit, dtype), ops.ones((), dtype)
-        )
+            return fresh, ops.ones((), own.dtype)
+        return fresh, ops.minimum(ops.rsqrt(step) / own.relative_limit, ops.ones((), own.dtype))
 
-    def _roots(self, squares: Tensor, index: int, fresh: Tensor) -> Tensor:
+    def _roots(self, squares: Tensor, at: int, fresh: Tensor) -> Tensor:
         """Moves the means by `squares`, and returns √v."""
-        if self._velocities[index] is not None:
-            return ops.sqrt(self._moved(self._velocities[index], squares, fresh))
-        rows = self._moved(self._rows[index], ops.mean(squares, axis=-1), fresh)
-        columns = self._moved(self._columns[index], ops.mean(squares, axis=-2), fresh)
+        if self._velocities[at] is not None:
+            return ops.sqrt(self._moved(self._velocities[at], squares, fresh))
+        rows = self._moved(self._rows[at], ops.mean(squares, axis=-1), fresh)
+        columns = self._moved(self._columns[at], ops.mean(squares, axis=-2), fresh)
         # Roots come first, since the product of two small moments could round to 0.
         share = ops.sqrt(rows / ops.mean(rows, axis=-1, keepdims=True))
         return ops.expand_dims(share, -1) * ops.expand_dims(ops.sqrt(columns), -2)

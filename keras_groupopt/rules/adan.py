@@ -113,33 +113,26 @@ class Adan(UpdateRule):
         finally:
             self._prox.rate, self.weight_decay = None, self._prox.rate
 
-    def _corrections(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+    def _corrections(self, step: Tensor, own: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Returns what `m`, `d` and √n are multiplied by."""
-        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
-        beta_3 = scalar(self.beta_3, dtype)
-        first, second = bias_correction(beta_1, step), bias_correction(beta_2, step)
-        return 1.0 / first, beta_2 / second, ops.rsqrt(bias_correction(beta_3, step))
+        first, second = bias_correction(own.beta_1, step), bias_correction(own.beta_2, step)
+        return 1.0 / first, own.beta_2 / second, ops.rsqrt(bias_correction(own.beta_3, step))
 
-    def _update(
-        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
-    ) -> Tensor:
-        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
-        beta_3 = scalar(self.beta_3, dtype)
-
-        last, started = self._last_gradients[index], self._started[index]
-        change = gradient - ops.cast(last, dtype)
+    def _update(self, at: int, gradient: Tensor, variable: Any, rate: Tensor, own: Any) -> Tensor:
+        last, started = self._last_gradients[at], self._started[at]
+        change = gradient - ops.cast(last, own.dtype)
         change = ops.where(ops.greater(started, 0.0), change, ops.zeros_like(change))
-        m = self._moved(self._momentums[index], gradient, 1.0 - beta_1)
-        d = self._moved(self._differences[index], change, 1.0 - beta_2)
-        ahead = ops.square(gradient + beta_2 * change)
-        n = self._moved(self._velocities[index], ahead, 1.0 - beta_3)
+        m = self._moved(self._momentums[at], gradient, 1.0 - own.beta_1)
+        d = self._moved(self._differences[at], change, 1.0 - own.beta_2)
+        ahead = ops.square(gradient + own.beta_2 * change)
+        n = self._moved(self._velocities[at], ahead, 1.0 - own.beta_3)
         self.assign(last, ops.cast(gradient, last.dtype))
         self.assign(started, ops.ones((), started.dtype))
-        of_m, of_d, of_root = self.corrections(dtype)
-        root = ops.sqrt(n) * of_root + scalar(self.epsilon, dtype)
+        of_m, of_d, of_root = self.corrections(own.dtype)
+        root = ops.sqrt(n) * of_root + own.epsilon
         update = (m * of_m + d * of_d) * rate / root
-        if self._prox.rate is not None and self._prox.decayed[index]:
+        if self._prox.rate is not None and self._prox.decayed[at]:
             # (w - u) / (1 + x) = w - (u + x w) / (1 + x), in which small numbers stay exact.
-            shrink = rate * scalar(self._prox.rate, dtype)
-            update = (update + shrink * ops.cast(variable, dtype)) / (1.0 + shrink)
+            shrink = rate * scalar(self._prox.rate, own.dtype)
+            update = (update + shrink * ops.cast(variable, own.dtype)) / (1.0 + shrink)
         return update

@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_groupopt.base.arguments import FRACTION, NUMBER, count
 from keras_groupopt.rules.registry import register_rule
-from keras_groupopt.rules.scalars import bias_correction, logarithm, scalar
+from keras_groupopt.rules.scalars import bias_correction, logarithm
 from keras_groupopt.rules.update_rule import Tensor, UpdateRule
 
 
@@ -82,30 +82,26 @@ class AdEMAMix(UpdateRule):
     alpha_warmup_steps: int | None = field(default=None, metadata=count(1))
     beta_3_warmup_steps: int | None = field(default=None, metadata=count(1))
 
-    def _corrections(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _corrections(self, step: Tensor, own: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Returns what `m`, `s` and √v are multiplied by, and 1 - β₃(t)."""
-        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
-        beta_3, alpha = scalar(self.beta_3, dtype), ops.cast(self.alpha, dtype)
-        slow_share = ops.cast(1.0 - beta_3, dtype)
+        alpha = ops.cast(self.alpha, own.dtype)
+        slow_share = ops.cast(1.0 - own.beta_3, own.dtype)
         if self.alpha_warmup_steps is not None:
             alpha = alpha * _share_done(step, self.alpha_warmup_steps)
         if self.beta_3_warmup_steps is not None:
             a = _share_done(step, self.beta_3_warmup_steps)
-            length = (1.0 - a) * (1.0 / logarithm(beta_1)) + a * (1.0 / logarithm(beta_3))
+            length = (1.0 - a) * (1.0 / logarithm(own.beta_1)) + a * (1.0 / logarithm(own.beta_3))
             # As 1 - exp, in float32, it could be off by a thousandth of itself.
             slow_share = ops.maximum(slow_share, -ops.expm1(1.0 / length))
-        of_m = 1.0 / bias_correction(beta_1, step)
-        return of_m, alpha, ops.rsqrt(bias_correction(beta_2, step)), slow_share
+        of_m = 1.0 / bias_correction(own.beta_1, step)
+        return of_m, alpha, ops.rsqrt(bias_correction(own.beta_2, step)), slow_share
 
-    def _update(
-        self, index: int, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
-    ) -> Tensor:
-        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
-        of_m, of_s, of_root, slow_share = self.corrections(dtype)
-        m = self._moved(self._momentums[index], gradient, 1.0 - beta_1)
-        s = self._moved(self._slow_momentums[index], gradient, slow_share)
-        v = self._moved(self._velocities[index], ops.square(gradient), 1.0 - beta_2)
-        root = ops.sqrt(v) * of_root + scalar(self.epsilon, dtype)
+    def _update(self, at: int, gradient: Tensor, variable: Any, rate: Tensor, own: Any) -> Tensor:
+        of_m, of_s, of_root, slow_share = self.corrections(own.dtype)
+        m = self._moved(self._momentums[at], gradient, 1.0 - own.beta_1)
+        s = self._moved(self._slow_momentums[at], gradient, slow_share)
+        v = self._moved(self._velocities[at], ops.square(gradient), 1.0 - own.beta_2)
+        root = ops.sqrt(v) * of_root + own.epsilon
         return (m * of_m + s * of_s) * rate / root
 
 

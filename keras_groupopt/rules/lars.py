@@ -9,7 +9,6 @@ from keras import ops
 
 from keras_groupopt.base.arguments import FRACTION, NUMBER, POSITIVE, SWITCH
 from keras_groupopt.rules.registry import register_rule
-from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.update_rule import Tensor, UpdateRule
 
 
@@ -70,18 +69,14 @@ class LARS(UpdateRule):
     epsilon: float = field(default=0.0, metadata=NUMBER)
     nesterov: bool = field(default=False, metadata=SWITCH)
 
-    def _update(
-        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
-    ) -> Tensor:
-        velocity = self._velocities[index]
-        momentum = scalar(self.momentum, dtype)
-
-        length = ops.sqrt(ops.sum(ops.square(ops.cast(variable, dtype))))
+    def _update(self, at: int, gradient: Tensor, variable: Any, rate: Tensor, own: Any) -> Tensor:
+        velocity = self._velocities[at]
+        length = ops.sqrt(ops.sum(ops.square(ops.cast(variable, own.dtype))))
         slope = ops.sqrt(ops.sum(ops.square(gradient)))
         has_ratio = ops.logical_and(length > 0, slope > 0)
-        divisor = ops.where(has_ratio, slope + scalar(self.epsilon, dtype), 1.0)
-        trusted = scalar(self.trust_coefficient, dtype) * length / divisor
+        divisor = ops.where(has_ratio, slope + own.epsilon, 1.0)
+        trusted = own.trust_coefficient * length / divisor
         scaled = gradient * (rate * ops.where(has_ratio, trusted, 1.0))
-        v = ops.cast(velocity, dtype) * momentum + scaled
+        v = ops.cast(velocity, own.dtype) * own.momentum + scaled
         self.assign(velocity, ops.cast(v, velocity.dtype))
-        return v * momentum + scaled if self.nesterov else v
+        return v * own.momentum + scaled if self.nesterov else v

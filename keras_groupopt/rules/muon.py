@@ -12,7 +12,6 @@ from keras import ops
 from keras_groupopt.base.arguments import FINITE, FRACTION, NUMBER, SWITCH, checked_by, count
 from keras_groupopt.base.checks import check_positive, optional
 from keras_groupopt.rules.registry import register_rule
-from keras_groupopt.rules.scalars import scalar
 from keras_groupopt.rules.update_rule import Tensor, UpdateRule
 
 
@@ -119,27 +118,24 @@ class Muon(UpdateRule):
         self.check_shapes(named, where=f'optimizer "{self.name}"')
         super().build(variables)
 
-    def _update(
-        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
-    ) -> Tensor:
-        slot = self._momentums[index]
-        momentum = scalar(self.momentum, dtype)
-        m = ops.cast(slot, dtype) * momentum + gradient
+    def _update(self, at: int, gradient: Tensor, variable: Any, rate: Tensor, own: Any) -> Tensor:
+        slot = self._momentums[at]
+        m = ops.cast(slot, own.dtype) * own.momentum + gradient
         self.assign(slot, ops.cast(m, slot.dtype))
 
-        direction = self._orthogonal(gradient + m * momentum if self.nesterov else m, dtype)
+        direction = self._orthogonal(gradient + m * own.momentum if self.nesterov else m, own)
         rows, columns = variable.shape
         if self.rms_rate is None:
             size = math.sqrt(max(1.0, columns / rows))
         else:
-            size = scalar(self.rms_rate, dtype) * math.sqrt(max(rows, columns))
+            size = own.rms_rate * math.sqrt(max(rows, columns))
         return direction * (rate * size)
 
-    def _orthogonal(self, x: Tensor, dtype: str) -> Tensor:
-        a, b, c = (scalar(value, dtype) for value in (self.muon_a, self.muon_b, self.muon_c))
+    def _orthogonal(self, x: Tensor, own: Any) -> Tensor:
+        a, b, c = own.muon_a, own.muon_b, own.muon_c
         is_tall = x.shape[0] > x.shape[1]
         x = ops.transpose(x) if is_tall else x
-        x = x / (ops.sqrt(ops.sum(ops.square(x))) + scalar(self.epsilon, dtype))
+        x = x / (ops.sqrt(ops.sum(ops.square(x))) + own.epsilon)
         for _ in range(self.ns_steps):
             square = ops.matmul(x, ops.transpose(x))
             x = a * x + ops.matmul(b * square + c * ops.matmul(square, square), x)

@@ -11,7 +11,7 @@ from keras import ops
 
 from keras_groupopt.base.arguments import FRACTION, NUMBER
 from keras_groupopt.rules.registry import register_rule
-from keras_groupopt.rules.scalars import bias_correction, logarithm, scalar
+from keras_groupopt.rules.scalars import bias_correction, logarithm
 from keras_groupopt.rules.update_rule import Tensor, UpdateRule
 
 # Enough terms for double precision, since each is at most half of the one before.
@@ -75,20 +75,16 @@ class NAdamW(UpdateRule):
     epsilon: float = field(default=1e-8, metadata=NUMBER)
     momentum_decay: float = field(default=0.004, metadata=NUMBER)
 
-    def _corrections(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+    def _corrections(self, step: Tensor, own: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Returns what `m`, `g` and √v are multiplied by."""
-        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
-        of_m, of_g = _lookahead(beta_1, scalar(self.momentum_decay, dtype), step, dtype)
-        return of_m, of_g, ops.rsqrt(bias_correction(beta_2, step))
+        of_m, of_g = _lookahead(own.beta_1, own.momentum_decay, step, own.dtype)
+        return of_m, of_g, ops.rsqrt(bias_correction(own.beta_2, step))
 
-    def _update(
-        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
-    ) -> Tensor:
-        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
-        m = self._moved(self._momentums[index], gradient, 1.0 - beta_1)
-        v = self._moved(self._velocities[index], ops.square(gradient), 1.0 - beta_2)
-        of_m, of_g, of_root = self.corrections(dtype)
-        root = ops.sqrt(v) * of_root + scalar(self.epsilon, dtype)
+    def _update(self, at: int, gradient: Tensor, variable: Any, rate: Tensor, own: Any) -> Tensor:
+        m = self._moved(self._momentums[at], gradient, 1.0 - own.beta_1)
+        v = self._moved(self._velocities[at], ops.square(gradient), 1.0 - own.beta_2)
+        of_m, of_g, of_root = self.corrections(own.dtype)
+        root = ops.sqrt(v) * of_root + own.epsilon
         return (m * of_m + gradient * of_g) * rate / root
 
 

@@ -15,7 +15,7 @@ from keras import ops
 
 from keras_groupopt.base.arguments import FRACTION, NUMBER
 from keras_groupopt.rules.registry import register_rule
-from keras_groupopt.rules.scalars import bias_correction, rectification, scalar
+from keras_groupopt.rules.scalars import bias_correction, rectification
 from keras_groupopt.rules.update_rule import Tensor, UpdateRule
 
 
@@ -76,18 +76,14 @@ class RAdam(UpdateRule):
     beta_2: float = field(default=0.999, metadata=FRACTION)
     epsilon: float = field(default=1e-8, metadata=NUMBER)
 
-    def _corrections(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+    def _corrections(self, step: Tensor, own: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Returns 1 - β₁ᵗ, whether the second moment is trusted, and r √(1 - β₂ᵗ)."""
-        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
-        return bias_correction(beta_1, step), *rectification(beta_2, step)
+        return bias_correction(own.beta_1, step), *rectification(own.beta_2, step)
 
-    def _update(
-        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
-    ) -> Tensor:
-        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
-        correction, trusted, factor = self.corrections(dtype)
-        m = self._moved(self._momentums[index], gradient, 1.0 - beta_1)
-        v = self._moved(self._velocities[index], ops.square(gradient), 1.0 - beta_2)
+    def _update(self, at: int, gradient: Tensor, variable: Any, rate: Tensor, own: Any) -> Tensor:
+        correction, trusted, factor = self.corrections(own.dtype)
+        m = self._moved(self._momentums[at], gradient, 1.0 - own.beta_1)
+        v = self._moved(self._velocities[at], ops.square(gradient), 1.0 - own.beta_2)
         rate = rate / correction
-        adaptive = rate * factor / (ops.sqrt(v) + scalar(self.epsilon, dtype))
+        adaptive = rate * factor / (ops.sqrt(v) + own.epsilon)
         return m * ops.where(trusted, adaptive, rate)

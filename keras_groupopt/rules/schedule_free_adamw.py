@@ -82,34 +82,31 @@ class ScheduleFreeAdamW(UpdateRule):
         self._weight_sums = self._add_scalars(self._fast, "weight_sum")
         self._largest_rates = self._add_scalars(self._fast, "largest_rate")
 
-    def _corrections(self, step: Tensor, dtype: str) -> tuple[Tensor, Tensor, Tensor]:
+    def _corrections(self, step: Tensor, own: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Returns what the rate and √v are multiplied by, and tʳ."""
         # Without a warm-up, the first step is past its end.
-        warmup = ops.minimum(step / max(self.warmup_steps, 1), ops.ones((), dtype))
-        root = ops.rsqrt(bias_correction(scalar(self.beta_2, dtype), step))
-        return warmup, root, ops.power(step, scalar(self.r, dtype))
+        warmup = ops.minimum(step / max(self.warmup_steps, 1), ops.ones((), own.dtype))
+        root = ops.rsqrt(bias_correction(own.beta_2, step))
+        return warmup, root, ops.power(step, own.r)
 
-    def _update(
-        self, index: Any, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
-    ) -> Tensor:
-        beta_1, beta_2 = scalar(self.beta_1, dtype), scalar(self.beta_2, dtype)
-        warmup, of_root, weight = self.corrections(dtype)
+    def _update(self, at: int, gradient: Tensor, variable: Any, rate: Tensor, own: Any) -> Tensor:
+        warmup, of_root, weight = self.corrections(own.dtype)
         rate = rate * warmup
-        share, is_first = self._taken_in(index, rate, weight)
-        v = self._moved(self._velocities[index], ops.square(gradient), 1.0 - beta_2)
-        update = gradient * rate / (ops.sqrt(v) * of_root + scalar(self.epsilon, dtype))
+        share, is_first = self._taken_in(at, rate, weight)
+        v = self._moved(self._velocities[at], ops.square(gradient), 1.0 - own.beta_2)
+        update = gradient * rate / (ops.sqrt(v) * of_root + own.epsilon)
 
-        fast, w = self._fast[index], ops.cast(variable, dtype)
+        fast, w = self._fast[at], ops.cast(variable, own.dtype)
         # The sequence starts here if nothing has been averaged yet.
-        z = ops.where(is_first, w, ops.cast(fast, dtype))
+        z = ops.where(is_first, w, ops.cast(fast, own.dtype))
         self.assign(fast, ops.cast(z - update, fast.dtype))
         # (1 - β₁) z + β₁ x, with x from w: the division by β₁ cancels.
-        kept = 1.0 - beta_1 * (1.0 - share)
+        kept = 1.0 - own.beta_1 * (1.0 - share)
         return (w - z) * share + update * kept
 
-    def _taken_in(self, index: int, rate: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def _taken_in(self, at: int, rate: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """Adds this step to the sums, and returns c and whether the sum of weights was 0 before."""
-        largest, total = self._largest_rates[index], self._weight_sums[index]
+        largest, total = self._largest_rates[at], self._weight_sums[at]
         wide = ops.maximum(ops.convert_to_tensor(largest), ops.cast(rate, largest.dtype))
         self.assign(largest, wide)
         added = ops.cast(weight, wide.dtype) * ops.power(

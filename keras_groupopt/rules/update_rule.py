@@ -16,6 +16,7 @@ from keras_groupopt import backend
 from keras_groupopt.base import compat
 from keras_groupopt.base.arguments import set_checked
 from keras_groupopt.base.checks import check_number, check_positive, optional
+from keras_groupopt.rules.scalars import scalar
 
 Tensor = Any
 
@@ -35,6 +36,22 @@ class Untracked:
 
     def __init__(self, **values: Any) -> None:
         vars(self).update(values)
+
+
+class NumbersIn:
+    """The numbers of a rule: Python numbers, or scalars of one dtype if schedules drive them.
+
+    Args:
+        dtype: The dtype.
+        rule: The rule, whose arguments are the attributes.
+    """
+
+    def __init__(self, dtype: str, rule: Any) -> None:
+        self.dtype = dtype
+        self._rule = rule
+
+    def __getattr__(self, name: str) -> Any:
+        return scalar(getattr(self._rule, name), self.dtype)
 
 
 class UpdateRule(keras.optimizers.Optimizer):
@@ -147,13 +164,19 @@ class UpdateRule(keras.optimizers.Optimizer):
         shared = self._this_step.scalars
         if shared is not None and dtype in shared:
             return shared[dtype]
-        made = self._corrections(ops.cast(self.iterations, dtype) + 1.0, dtype)
+        step = ops.cast(self.iterations, dtype) + 1.0
+        made = self._corrections(step, NumbersIn(dtype, self))
         if shared is not None:
             shared[dtype] = made
         return made
 
-    def _corrections(self, step: Tensor, dtype: str) -> Any:
-        """Returns scalars that depend on the step, which is counted from 1 and is in `dtype`."""
+    def _corrections(self, step: Tensor, own: Any) -> Any:
+        """Returns scalars that depend on the step, which is counted from 1.
+
+        Args:
+            step: The step, in the dtype of the arithmetic.
+            own: The numbers of this rule in that dtype, and the dtype; see `NumbersIn`.
+        """
         raise NotImplementedError
 
     @contextlib.contextmanager
@@ -184,23 +207,22 @@ class UpdateRule(keras.optimizers.Optimizer):
             variable: A variable that the optimizer was built with.
             learning_rate: The rate of this step, a scalar.
         """
-        index, dtype = compat.place_in(self, variable), self.arithmetic_dtype(variable)
+        at, dtype = compat.place_in(self, variable), self.arithmetic_dtype(variable)
         # Slices become a dense tensor, so that repeated rows are summed before any square.
         dense = ops.cast(ops.reshape(gradient, variable.shape), dtype)
-        update = self._update(index, dense, variable, ops.cast(learning_rate, dtype), dtype)
+        rate = ops.cast(learning_rate, dtype)
+        update = self._update(at, dense, variable, rate, NumbersIn(dtype, self))
         self.assign_sub(variable, ops.cast(update, variable.dtype))
 
-    def _update(
-        self, index: int, gradient: Tensor, variable: Any, rate: Tensor, dtype: str
-    ) -> Tensor:
+    def _update(self, at: int, gradient: Tensor, variable: Any, rate: Tensor, own: Any) -> Tensor:
         """Moves a variable's slots, and returns what to subtract from the variable.
 
         Args:
-            index: The variable's place among those the optimizer was built with.
-            gradient: Its gradient, dense and in `dtype`.
+            at: The variable's place among those the optimizer was built with.
+            gradient: Its gradient, dense and in the dtype of the arithmetic.
             variable: The variable.
-            rate: The rate of this step, in `dtype`.
-            dtype: The dtype of the arithmetic.
+            rate: The rate of this step, in that dtype.
+            own: The numbers of this rule in that dtype, and the dtype; see `NumbersIn`.
         """
         raise NotImplementedError
 

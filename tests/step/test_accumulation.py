@@ -25,12 +25,11 @@ from cases import (
     numpy_of,
     stairs,
     take_step,
-    tensors_of,
     weights_of,
 )
 from chosen_gradients import fit as fit_towers
 from chosen_gradients import mean_output, towers
-from comparing import assert_close, assert_same, compiled_step, counters_of, state_of
+from comparing import assert_close, assert_same, counters_of, state_of, stepper
 from models import sgd
 from saving_models import load, save
 
@@ -42,9 +41,7 @@ Given = Mapping[str, np.ndarray | None]
 OF_WINDOW = ("accumulator", "micro_batches", "accumulated_weight")
 
 RULE = {case.name: case for case in RULES}
-SAID_BY_GROUPS = (
-    *("clipnorm_then_global_clipnorm", "loss_scale", "instances", "everything_at_once"),
-)
+SAID_BY_GROUPS = ["clipnorm_then_global_clipnorm", "loss_scale", "instances", "everything_at_once"]
 
 # What the whole can say beside accumulation, all at once.
 EVERYTHING = {
@@ -79,30 +76,6 @@ def batch(case: Case, step: int, count: int = 2) -> tuple[Given, list[Given]]:
 
 def _on_grid(values: Any) -> np.ndarray:
     return np.asarray(np.round(np.asarray(values) * 256) / 256, "float32")
-
-
-def stepper(optimizer: Any, model: Any, way: str) -> Callable[..., None]:
-    """A step on gradients by path; the paths that are left out are not brought to the step."""
-    variables = by_path(model)
-    optimizer.build(list(variables.values()))
-
-    @functools.cache
-    def compiled(paths: tuple[str, ...], missing: frozenset[str], counted: bool) -> Any:
-        return compiled_step(optimizer, [variables[path] for path in paths])
-
-    def step(given: Given, sample_count: Any = None) -> None:
-        own = {path: variables[path] for path in given}
-        if way == "eager":
-            optimizer.apply(tensors_of(given, own), list(own.values()), sample_count)
-            return
-        if sample_count is not None:
-            sample_count = keras.ops.convert_to_tensor(sample_count, dtype="float32")
-        missing = frozenset(path for path, value in given.items() if value is None)
-        run, traces = compiled(tuple(own), missing, sample_count is not None)
-        run(tensors_of(given, own), sample_count)
-        assert traces() == 1
-
-    return step
 
 
 def of_window(key: str) -> bool:

@@ -132,18 +132,6 @@ def test_the_state_in_a_file_is_the_models_and_not_that_of_a_compiled_layer(tmp_
         assert_equal(other, averaged)
 
 
-def test_state_goes_to_the_same_variable_of_an_optimizer_without_a_model():
-    _, model = nested()
-    fit(compiled(model, rule="adam", ema=kgo.EMA(0.5)), 2)
-    averaged = averages(model)
-    optimizer = kgo.GroupedOptimizer(rule="adam", ema=kgo.EMA(0.5))
-    report = kgo.transfer_state(model.optimizer, optimizer)
-    model.compile(optimizer=optimizer, loss="mse")
-    optimizer.build(model.trainable_variables)
-    assert (report.fresh, report.dropped) == ([], [])
-    assert_equal(averages(model), averaged)
-
-
 def with_lora(**options: Any) -> keras.Model:
     model = dense()
     model.get_layer("head").enable_lora(2)
@@ -281,13 +269,3 @@ def test_a_load_that_fails_leaves_averages_of_statistics_as_they_were(tmp_path):
     with pytest.raises(ValueError, match="are as they were"):
         kgo.load_weights(model, tmp_path / "run.weights.h5")
     assert_equal(averages(model), averaged)
-
-
-def test_training_batch_by_batch_averages_as_fit_does():
-    fitted, stepped = (compiled(dense(), ema=kgo.EMA(0.5)) for _ in range(2))
-    fit(fitted, 3)
-    for _ in range(3):
-        stepped.train_on_batch(X, Y)
-    assert_close(stepped, fitted)
-    with kgo.averaged_weights(stepped), kgo.averaged_weights(fitted):
-        assert_close(stepped, fitted)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
 import numpy as np
-from cases import numpy_of
+from cases import by_path, numpy_of, tensors_of
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -87,6 +88,30 @@ def compiled_step(
     if keras.backend.backend() == "jax":
         return step, lambda: len(traces)
     return step, lambda: 1 + _frames_seen_by_torch_compile()
+
+
+def stepper(optimizer: Any, model: Any, way: str) -> Callable[..., None]:
+    """A step on gradients by path; the paths that are left out are not brought to the step."""
+    variables = by_path(model)
+    optimizer.build(list(variables.values()))
+
+    @functools.cache
+    def compiled(paths: tuple[str, ...], missing: frozenset[str], counted: bool) -> Any:
+        return compiled_step(optimizer, [variables[path] for path in paths])
+
+    def step(given: Mapping[str, Any], sample_count: Any = None) -> None:
+        own = {path: variables[path] for path in given}
+        if way == "eager":
+            optimizer.apply(tensors_of(given, own), list(own.values()), sample_count)
+            return
+        if sample_count is not None:
+            sample_count = keras.ops.convert_to_tensor(sample_count, dtype="float32")
+        missing = frozenset(path for path, value in given.items() if value is None)
+        run, traces = compiled(tuple(own), missing, sample_count is not None)
+        run(tensors_of(given, own), sample_count)
+        assert traces() == 1
+
+    return step
 
 
 def _given(sample_count: Any) -> tuple[Any, ...]:

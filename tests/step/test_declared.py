@@ -20,7 +20,6 @@ from keras_groupopt import GroupedOptimizer as Optimizer
 pytestmark = pytest.mark.once
 
 NAN = float("nan")
-HEAD = Group("head", "head")
 
 
 class Forgetful(keras.optimizers.SGD):
@@ -35,204 +34,131 @@ class Forgetful(keras.optimizers.SGD):
         variable.assign_sub(learning_rate * self._kept * gradient)
 
 
+def made(*groups: Any, **options: Any) -> Callable[[], Any]:
+    return lambda: Optimizer(groups, **options)
+
+
 def plan(*groups: Any, **options: Any) -> Callable[[], Any]:
     """Makes a plan of the towers."""
     return lambda: Optimizer(groups, **{"model": make_model(), **options}).plan
 
 
-def built() -> Any:
+def scaled(inner: dict[str, Any] | None = None, **options: Any) -> Callable[[], Any]:
+    return lambda: LossScaleOptimizer(Optimizer(**(inner or {})), **options)
+
+
+def averages_of_built() -> Any:
     optimizer = Optimizer()
     optimizer.build(make_model().trainable_variables)
-    return optimizer
+    return optimizer._average_pairs()
 
 
-def refused(error: type[Exception], *calls: tuple[Callable[[], Any], str]) -> list[Any]:
-    return [pytest.param(call, error, text, id=text) for call, text in calls]
-
-
-STEPS = "`gradient_accumulation_steps` must be an integer >= 1. Received: "
-ACCUMULATION = [
-    pytest.param(
-        lambda value=value: Optimizer(gradient_accumulation_steps=value),
-        error,
-        f"{STEPS}gradient_accumulation_steps={value!r}",
-        id=f"{value} micro-batches",
-    )
-    for error, values in ((ValueError, (0, -2)), (TypeError, (2.5, "4", True, [2])))
-    for value in values
-]
-AVERAGES = [
-    *refused(
-        ValueError,
-        (lambda: EMA(1.0), "`momentum` must be a number in [0, 1) or a schedule"),
-        (lambda: EMA(-0.1), "`momentum` … momentum=-0.1 in EMA"),
-        (lambda: EMA(None), "`momentum`"),
-        (lambda: EMA(0.9, every=0), "`every` must be an integer >= 1 … every=0"),
-        (lambda: EMA(0.9, start=-1), "`start` must be an integer >= 0 … start=-1"),
-        (lambda: Optimizer(ema=EMA(), use_ema=True), "Only one of `use_ema` and `ema`"),
-        (lambda: Optimizer(ema_overwrite_frequency=2), "must come with `use_ema=True`"),
-        (lambda: Optimizer(use_ema=True, ema_overwrite_frequency=0), "an integer >= 1"),
-        (lambda: Optimizer(use_ema=True, ema_momentum=1.5), "`ema_momentum` must be … 1.5"),
-        (lambda: Optimizer()._average_pairs(), "needs a built optimizer"),
-        (lambda: built()._average_pairs(), "needs an optimizer with averages"),
-        (
-            lambda: Optimizer(gradient_accumulation_steps=2).flush(),
-            "`flush` needs a built optimizer",
-        ),
-    ),
-    *refused(
-        TypeError,
-        (lambda: EMA("0.9"), "`momentum`"),
-        (lambda: EMA(lambda step: 0.9), "a schedule over optimizer steps"),
-        (lambda: EMA(0.9, warmup=100), "`warmup` must be True or False"),
-        (lambda: SWA(every=2.0), "`every` must be an integer >= 1 … every=2.0 in SWA"),
-        (lambda: SWA(start=True), "`start` must be an integer"),
-        (lambda: Optimizer(ema=0.9), "`ema` must be `kgo.EMA … Write `ema=kgo.EMA(0.9)`"),
-        (lambda: Optimizer(ema=EMA), "`ema` must be `kgo.EMA"),
-        (lambda: Optimizer(use_ema=0.999), "use_ema=0.999. Pass the momentum as `ema_momentum=`"),
-    ),
-]
-CLIPPING = [
-    pytest.param(
-        make,
-        ValueError,
-        f"Only one of `clipnorm` … Received: clipnorm=1.0, global_clipnorm=1.0 in {where}",
-        id=f"two kinds of clipping in {where}",
-    )
-    for make, where in (
-        (lambda: Optimizer(clipnorm=1.0, global_clipnorm=1.0), "GroupedOptimizer"),
-        (lambda: Group("a", "a", clipnorm=1.0, global_clipnorm=1.0), 'group "a"'),
-    )
-]
-SWITCHES = [
+Row = tuple[Callable[[], Any], str]
+STEPS = "`gradient_accumulation_steps` must be an integer >= 1. Received: gradient_acc … steps="
+POSITIVE = "`initial_scale` must be a positive finite number"
+GROWTH = "`dynamic_growth_steps` must be an integer >= 1"
+TWO = "Only one of `clipnorm` … Received: clipnorm=1.0, global_clipnorm=1.0 in "
+AB = Group("a", "a"), Group("b", "b")
+WRONG_VALUES: list[Row] = [
+    *((made(gradient_accumulation_steps=value), f"{STEPS}{value}") for value in (0, -2)),
+    (lambda: Optimizer(gradient_accumulation_steps=2).flush(), "`flush` needs a built optimizer"),
+    # Averages.
+    (lambda: EMA(1.0), "`momentum` must be a number in [0, 1) or a schedule"),
+    (lambda: EMA(-0.1), "`momentum` … momentum=-0.1 in EMA"),
+    (lambda: EMA(None), "`momentum`"),
+    (lambda: EMA(0.9, every=0), "`every` must be an integer >= 1 … every=0"),
+    (lambda: EMA(0.9, start=-1), "`start` must be an integer >= 0 … start=-1"),
+    (made(ema=EMA(), use_ema=True), "Only one of `use_ema` and `ema`"),
+    (made(ema_overwrite_frequency=2), "must come with `use_ema=True`"),
+    (made(use_ema=True, ema_overwrite_frequency=0), "an integer >= 1"),
+    (made(use_ema=True, ema_momentum=1.5), "`ema_momentum` must be … 1.5"),
+    (lambda: Optimizer()._average_pairs(), "needs a built optimizer"),
+    (averages_of_built, "needs an optimizer with averages"),
+    # Of the whole.
+    (made(clipnorm=1.0, global_clipnorm=1.0), f"{TWO}GroupedOptimizer"),
+    (lambda: Group("a", "a", clipnorm=1.0, global_clipnorm=1.0), f'{TWO}group "a"'),
     *(
-        pytest.param(
-            lambda value=value: Optimizer(on_nonfinite=value),
-            ValueError,
-            'one of "skip", "propagate", "raise". Received: on_n',
-            id=f"on_nonfinite={value}",
-        )
+        (made(on_nonfinite=value), 'one of "skip", "propagate", "raise". Received: on_n')
         for value in ("ignore", "Skip", None, True)
     ),
-    *refused(
-        TypeError,
-        (lambda: Optimizer(fused=1), "`fused` must be True or False. Received: fused=1"),
-        (lambda: Optimizer(learning_rate=True), "`learning_rate` must be a finite number"),
-    ),
     *(
-        pytest.param(
-            lambda form=form: Optimizer(
-                [Group("a", "a"), Group("b", "b")], learning_rate=form([1e-4, 1e-3, 1e-2])
-            ),
-            ValueError,
-            "3 rates for 2 groups (a, b) … learning_rate_ratio",
-            id=f"rates in {form.__name__}",
-        )
+        (made(*AB, learning_rate=form([1e-4, 1e-3, 1e-2])), "3 rates for 2 groups (a, b) … _ratio")
         for form in (list, tuple, np.array)
     ),
+    (scaled({"loss_scale_factor": 8.0}), "Received: loss_scale_factor=8.0. Leave it out"),
+    (scaled(initial_scale=0), POSITIVE),
+    (scaled(dynamic_growth_steps=0), GROWTH),
+    # Ratios.
+    (plan(ratios=[("bakbone", 0.5)]), "backbone"),
+    (plan(ratios=[("head", 0.5), ("head/bias", 0.1)]), "Ratios must not overlap"),
+    (plan(ratios=[("head", -0.5)]), "finite number >= 0"),
+    (plan(ratios=[("head", NAN)]), "finite number >= 0"),
+    # A schedule that drives nothing.
+    (plan(rule=rule(Forgetful, speed=Jump(0.5, 0.1))), "does not read `speed`"),
+    (plan(rule=rule("adagrad", initial_accumulator_value=Jump(0.5, 0.1))), "does not read `init"),
+    (plan(rule=rule("adam", beta_3=Jump(0.5, 0.1))), "did you mean `beta_2`"),
+    (plan(rule=rule("radam", beta_1=Jump(1.5, 0.1))), "beta_1"),
+    (
+        plan(Group("all", "**", learning_rate=Jump(0.25, 0.1)), learning_rate=Jump(0.5, 0.1)),
+        "every group has its own rate",
+    ),
+    (plan(weight_decay=Jump(0.5, 0.1), exclude_from_decay="**"), "`weight_decay` of GroupedOptimi"),
+    (
+        plan(Group("all", "**", rule="sgd"), rule=rule("adam", beta_1=Jump(0.9, 0.1))),
+        "every group has its own rule",
+    ),
+    (
+        plan(Group("h", "head", frozen=True), ratios=[("head", Jump(0.0, 1.0))]),
+        "all its variables are frozen",
+    ),
+    (plan(Group("h", "head", learning_rate=from_base(lambda base: -base))), "finite number >= 0"),
 ]
-LOSS_SCALE = [
-    *refused(
-        TypeError,
-        (
-            lambda: LossScaleOptimizer(keras.optimizers.SGD()),
-            "`inner_optimizer` must be a GroupedOptimizer. Received: <keras",
-        ),
-        (lambda: LossScaleOptimizer(LossScaleOptimizer(Optimizer())), "of type LossScaleOptimizer"),
-        (
-            lambda: LossScaleOptimizer(Optimizer(), initial_scale="2"),
-            "`initial_scale` must be a positive finite number",
-        ),
-        (
-            lambda: LossScaleOptimizer(Optimizer(), dynamic_growth_steps=2.5),
-            "`dynamic_growth_steps` must be an integer >= 1",
-        ),
+WRONG_TYPES: list[Row] = [
+    *((made(gradient_accumulation_steps=v), f"{STEPS}{v!r}") for v in (2.5, "4", True, [2])),
+    # Averages.
+    (lambda: EMA("0.9"), "`momentum`"),
+    (lambda: EMA(lambda step: 0.9), "a schedule over optimizer steps"),
+    (lambda: EMA(0.9, warmup=100), "`warmup` must be True or False"),
+    (lambda: SWA(every=2.0), "`every` must be an integer >= 1 … every=2.0 in SWA"),
+    (lambda: SWA(start=True), "`start` must be an integer"),
+    (made(ema=0.9), "`ema` must be `kgo.EMA … Write `ema=kgo.EMA(0.9)`"),
+    (made(ema=EMA), "`ema` must be `kgo.EMA"),
+    (made(use_ema=0.999), "use_ema=0.999. Pass the momentum as `ema_momentum=`"),
+    # Of the whole.
+    (made(fused=1), "`fused` must be True or False. Received: fused=1"),
+    (made(learning_rate=True), "`learning_rate` must be a finite number"),
+    (
+        lambda: LossScaleOptimizer(keras.optimizers.SGD()),
+        "`inner_optimizer` must be a GroupedOptimizer. Received: <keras",
     ),
-    *refused(
-        ValueError,
-        (
-            lambda: LossScaleOptimizer(Optimizer(loss_scale_factor=8.0)),
-            "Received: loss_scale_factor=8.0. Leave it out",
-        ),
-        (
-            lambda: LossScaleOptimizer(Optimizer(), initial_scale=0),
-            "`initial_scale` must be a positive finite number",
-        ),
-        (
-            lambda: LossScaleOptimizer(Optimizer(), dynamic_growth_steps=0),
-            "`dynamic_growth_steps` must be an integer >= 1",
-        ),
+    (lambda: LossScaleOptimizer(scaled()()), "of type LossScaleOptimizer"),
+    (scaled(initial_scale="2"), POSITIVE),
+    (scaled(dynamic_growth_steps=2.5), GROWTH),
+    # Ratios.
+    (plan(ratios=[("head", None)]), "A ratio must be"),
+    (plan(ratios=[("head", lambda step: 1.0)]), "schedule"),
+    (plan(ratios=0.5), "list of pairs"),
+    (plan(ratios=[("head", 0.5, 1)]), "pairs"),
+    (plan(ratios=[(0.5, "head")]), "ratios[0]"),
+    # Schedules.
+    (plan(rule=rule("adam", amsgrad=Jump(0.5, 0.1))), "`amsgrad` must be a number"),
+    *(
+        (lambda value=value: from_base(value), "`function` must")
+        for value in (3.0, Jump(0.1, 0.1), lambda: 1.0, lambda base, step: base, float)
     ),
-]
-RATIOS = [
-    *refused(
-        ValueError,
-        (plan(ratios=[("bakbone", 0.5)]), "backbone"),
-        (plan(ratios=[("head", 0.5), ("head/bias", 0.1)]), "Ratios must not overlap"),
-        (plan(ratios=[("head", -0.5)]), "finite number >= 0"),
-        (plan(ratios=[("head", NAN)]), "finite number >= 0"),
-    ),
-    *refused(
-        TypeError,
-        (plan(ratios=[("head", None)]), "A ratio must be"),
-        (plan(ratios=[("head", lambda step: 1.0)]), "schedule"),
-        (plan(ratios=0.5), "list of pairs"),
-        (plan(ratios=[("head", 0.5, 1)]), "pairs"),
-        (plan(ratios=[(0.5, "head")]), "ratios[0]"),
-    ),
-]
-# A schedule that drives nothing.
-SCHEDULES = [
-    *refused(
-        ValueError,
-        (plan(rule=rule(Forgetful, speed=Jump(0.5, 0.1))), "does not read `speed`"),
-        (
-            plan(rule=rule("adagrad", initial_accumulator_value=Jump(0.5, 0.1))),
-            "does not read `initial_accumulator_value`",
-        ),
-        (plan(rule=rule("adam", beta_3=Jump(0.5, 0.1))), "did you mean `beta_2`"),
-        (plan(rule=rule("radam", beta_1=Jump(1.5, 0.1))), "beta_1"),
-        (
-            plan(Group("all", "**", learning_rate=Jump(0.25, 0.1)), learning_rate=Jump(0.5, 0.1)),
-            "every group has its own rate",
-        ),
-        (
-            plan(weight_decay=Jump(0.5, 0.1), exclude_from_decay="**"),
-            "`weight_decay` of GroupedOptimizer",
-        ),
-        (
-            plan(Group("all", "**", rule="sgd"), rule=rule("adam", beta_1=Jump(0.9, 0.1))),
-            "every group has its own rule",
-        ),
-        (
-            plan(Group("h", "head", frozen=True), ratios=[("head", Jump(0.0, 1.0))]),
-            "all its variables are frozen",
-        ),
-        (
-            plan(Group("h", "head", learning_rate=from_base(lambda base: -base))),
-            "finite number >= 0",
-        ),
-    ),
-    *refused(
-        TypeError,
-        (plan(rule=rule("adam", amsgrad=Jump(0.5, 0.1))), "`amsgrad` must be a number"),
-        *(
-            (lambda value=value: from_base(value), "`function` must")
-            for value in (3.0, Jump(0.1, 0.1), lambda: 1.0, lambda base, step: base, float)
-        ),
-        *(
-            (
-                lambda name=name: Group("head", "head", **{name: from_base(lambda base: base)}),
-                f"`{name}` must be",
-            )
-            for name in ("learning_rate_ratio", "weight_decay")
-        ),
+    *(
+        (lambda n=name: Group("h", "h", **{n: from_base(lambda base: base)}), f"`{name}` must be")
+        for name in ("learning_rate_ratio", "weight_decay")
     ),
 ]
-ALL = [*ACCUMULATION, *AVERAGES, *CLIPPING, *SWITCHES, *LOSS_SCALE, *RATIOS, *SCHEDULES]
+REFUSED = [
+    pytest.param(make, error, text, id=text)
+    for error, rows in ((ValueError, WRONG_VALUES), (TypeError, WRONG_TYPES))
+    for make, text in rows
+]
 
 
-@pytest.mark.parametrize(("make", "error", "text"), ALL)
+@pytest.mark.parametrize(("make", "error", "text"), REFUSED)
 def test_a_bad_declaration_is_refused(
     make: Callable[[], Any], error: type[Exception], text: str
 ) -> None:

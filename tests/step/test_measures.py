@@ -6,15 +6,15 @@ inputs, whatever the weights are.
 
 from __future__ import annotations
 
-import csv
 import math
 from typing import Any
 
 import keras
+import models
 import numpy as np
 import pytest
 import rate_meter
-from models import assert_equal
+from models import assert_equal, sgd
 from rate_meter import BATCH_SIZE, RATIO
 
 import keras_groupopt as kgo
@@ -27,23 +27,20 @@ Y = np.zeros((len(X), 1), "float32")
 ALL = {"gradient_norm": True, "update_ratio": True}
 
 
-def compiled(backbone: dict[str, Any] | None = None, **options: Any) -> keras.Model:
+def compiled(
+    backbone: dict[str, Any] | None = None, wrap: Any = lambda inner: inner, **options: Any
+) -> keras.Model:
     model = rate_meter.make_model(1.0)
-    groups = [
-        kgo.Group("backbone", "backbone", learning_rate_ratio=RATIO, **(backbone or {})),
-        kgo.Group("head", "head"),
-    ]
-    wrap = options.pop("wrap", lambda optimizer: optimizer)
-    optimizer = kgo.GroupedOptimizer(groups, model=model, rule="sgd", learning_rate=RATE, **options)
+    own = {"learning_rate_ratio": RATIO, **(backbone or {})}
+    groups = [kgo.Group("backbone", "backbone", **own), kgo.Group("head", "head")]
+    optimizer = sgd(model, groups, learning_rate=RATE, **options)
     model.compile(optimizer=wrap(optimizer), loss=rate_meter.mean_output)
     return model
 
 
 def fit(model: keras.Model, *callbacks: Any, x: Any = X, epochs: int = EPOCHS) -> dict[str, Any]:
-    return model.fit(
-        x, Y[: len(x)], batch_size=BATCH_SIZE, epochs=epochs, shuffle=False, verbose=0,
-        callbacks=list(callbacks),
-    ).history  # fmt: skip
+    options = {"x": x, "y": Y[: len(x)], "batch_size": BATCH_SIZE, "callbacks": list(callbacks)}
+    return models.fit(model, epochs, **options).history.history
 
 
 def clipped(gradient: np.ndarray, limits: dict[str, Any]) -> np.ndarray:
@@ -61,7 +58,7 @@ def simulated(
     """What each epoch should log."""
     window, limit = options.get("gradient_accumulation_steps", 1), options.get("global_clipnorm")
     decay = options.get("weight_decay", 0.0)
-    weights = {name: np.ones(2) for name in GROUPS}
+    weights, counts = {name: np.ones(2) for name in GROUPS}, dict.fromkeys(GROUPS, 0)
     pending: list[np.ndarray] = []
     logs: dict[str, list[float]] = {}
     for _ in range(EPOCHS):
@@ -86,10 +83,13 @@ def simulated(
                 found[f"gradient_norm_{name}"] = np.linalg.norm(gradient)
                 found[f"update_ratio_{name}"] = np.linalg.norm(step) / np.linalg.norm(weights[name])
                 weights[name] = weights[name] - step
+                counts[name] += scale < 1.0 or bool((own[name] != gradient).any())
             for name, value in found.items():
                 steps.setdefault(name, []).append(value)
         for name, values in steps.items():
             logs.setdefault(name, []).append(float(np.mean(values)))
+        for name in GROUPS if options.get("count_clipped_steps") else ():
+            logs.setdefault(f"clipped_steps_{name}", []).append(counts[name])
     return logs
 
 
@@ -121,22 +121,30 @@ CASES: dict[str, dict[str, Any]] = {
     [(name, place % 2 == 1) for place, name in enumerate(CASES)],
 )
 def test_logs_are_means_over_the_optimizer_steps_of_each_epoch(name, is_compiled_before):
-    case = CASES[name]
     broken = "not looked" not in name
     x = with_broken_batch() if broken else X
-    model = compiled(**case)
+    clips = any("clip_share" in key for key in simulated(x, **CASES[name]))
+    case = CASES[name] | {"count_clipped_steps": clips}
+    model, before = compiled(**case), dict.fromkeys(GROUPS, 0)
     if is_compiled_before:
-        before = model.get_weights()
+        weights = model.get_weights()
         fit(model, x=X[: 2 * BATCH_SIZE], epochs=1)
-        model.set_weights(before)
+        model.set_weights(weights)
+        before |= counts(model)
     expected = simulated(x, **case)
-    clips = any("clip_share" in key for key in expected)
     history = fit(model, kgo.GroupLogger(**ALL, clip_share=clips), x=x)
     measured = {key: history[key] for key in history if "learning_rate" not in key}
     del measured["loss"]
     assert measured.keys() == expected.keys()
     for key, values in expected.items():
+        if key.startswith("clipped_steps"):
+            values = [value + before[key.removeprefix("clipped_steps_")] for value in values]
         np.testing.assert_allclose(measured[key], values, rtol=1e-5, err_msg=key)
+
+
+def counts(model: keras.Model) -> dict[str, int]:
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    return {name: int(count) for name, count in optimizer.clipped_steps.items()}
 
 
 def test_the_simulated_clips_are_neither_always_nor_never():
@@ -145,12 +153,20 @@ def test_the_simulated_clips_are_neither_always_nor_never():
             assert "share" not in key or 0.0 < np.mean(shares) < 1.0
 
 
-def test_what_is_not_asked_for_is_not_measured():
-    model, plain = compiled(global_clipnorm=1.0), compiled(global_clipnorm=1.0)
-    history = fit(model, kgo.GroupLogger())
-    assert not any("norm" in name or "ratio" in name or "share" in name for name in history)
+def test_what_is_not_asked_for_is_not_measured_and_what_is_changes_no_step():
+    plain, logged, measured = (compiled(global_clipnorm=LIMIT) for _ in range(3))
     fit(plain)
-    assert len(model.optimizer.variables) == len(plain.optimizer.variables)
+    history = fit(logged, kgo.GroupLogger())
+    fit(measured, kgo.GroupLogger(**ALL, clip_share=True))
+    assert history.keys() == {
+        "loss",
+        "learning_rate",
+        *(f"learning_rate_{name}" for name in GROUPS),
+    }
+    assert len(logged.optimizer.variables) == len(plain.optimizer.variables)
+    assert counts(logged) == {}
+    for model in (logged, measured):
+        assert_equal(model, plain, rtol=1e-6)
 
 
 def test_a_group_whose_weights_are_all_zero_has_no_update_ratio_in_that_step():
@@ -194,16 +210,9 @@ def test_groups_that_never_move_are_left_out_and_those_without_a_gradient_are_ze
 
 def test_a_model_without_input_shape_is_measured_from_its_first_step():
     model = keras.Sequential([keras.layers.Dense(1, name="head")])
-    model.compile(kgo.GroupedOptimizer(rule="sgd"), loss=rate_meter.mean_output)
+    model.compile(sgd(), loss=rate_meter.mean_output)
     history = fit(model, kgo.GroupLogger(**ALL))
     assert all(value > 0 for value in history["gradient_norm_default"])
-
-
-def test_measurements_change_no_step():
-    measured, plain = compiled(global_clipnorm=LIMIT), compiled(global_clipnorm=LIMIT)
-    fit(measured, kgo.GroupLogger(**ALL, clip_share=True))
-    fit(plain)
-    assert_equal(measured, plain, rtol=1e-6)
 
 
 # State --------------------------------------------------------------------------------------------
@@ -232,6 +241,23 @@ def test_files_hold_no_measurements_and_load_with_and_without(tmp_path, suffix, 
     fit(straight)
     assert ("global_gradient_norm" in history) != is_saved_with
     assert_equal(resumed, straight, rtol=1e-6)
+
+
+def test_counts_of_clipped_steps_are_saved_and_start_at_0_with_a_file_without_them(tmp_path):
+    counted = {"global_clipnorm": LIMIT, "count_clipped_steps": True}
+    model, uncounted = compiled(**counted), compiled(global_clipnorm=LIMIT)
+    fit(model)
+    fit(uncounted)
+    expected = counts(model)
+    assert min(expected.values()) > 0
+    model.save(tmp_path / "counted.keras")
+    uncounted.save(tmp_path / "uncounted.keras")
+    assert counts(keras.saving.load_model(tmp_path / "counted.keras")) == expected
+    for name, found in (("counted", expected), ("uncounted", dict.fromkeys(GROUPS, 0))):
+        resumed = compiled(**counted)
+        kgo.load_weights(resumed, tmp_path / f"{name}.keras")
+        resumed.optimizer.build(resumed.trainable_variables)
+        assert counts(resumed) == found
 
 
 def test_a_tree_of_state_can_be_restored_without_measuring():
@@ -273,38 +299,6 @@ def test_a_loop_of_ones_own_reads_and_resets():
     measured = optimizer.measurements()
     assert measured["gradient_norm"][None] == pytest.approx(0.5)
     assert measured["clip_share"] == {None: 0.0}
-
-
-# Where the logs go --------------------------------------------------------------------------------
-
-
-def test_csv_logger_writes_what_was_measured(tmp_path):
-    path = tmp_path / "log.csv"
-    history = fit(
-        compiled(global_clipnorm=LIMIT),
-        kgo.GroupLogger(**ALL, clip_share=True, drift=True, skipped=True),
-        keras.callbacks.CSVLogger(str(path)),
-    )
-    with path.open() as file:
-        rows = list(csv.DictReader(file))
-    for name in ("gradient_norm_head", "update_ratio_backbone", "clip_share", "skipped_steps"):
-        assert [float(row[name]) for row in rows] == history[name]
-
-
-@pytest.mark.backends("tensorflow", reason="the callback writes with TensorFlow")
-def test_tensorboard_shows_what_was_measured(tmp_path):
-    tensor_util = pytest.importorskip("tensorboard.util.tensor_util")
-    event_accumulator = pytest.importorskip(
-        "tensorboard.backend.event_processing.event_accumulator"
-    )
-    board = keras.callbacks.TensorBoard(str(tmp_path))
-    history = fit(compiled(global_clipnorm=LIMIT), kgo.GroupLogger(**ALL, clip_share=True), board)
-    events = event_accumulator.EventAccumulator(str(tmp_path / "train"))
-    events.Reload()
-    for name in ("gradient_norm_head", "update_ratio_backbone", "clip_share"):
-        logged = events.Tensors(f"epoch_{name}")
-        values = [float(tensor_util.make_ndarray(event.tensor_proto)) for event in logged]
-        assert values == pytest.approx(history[name], rel=1e-6)
 
 
 def test_the_name_of_a_group_in_logs_does_not_depend_on_what_is_logged():

@@ -115,18 +115,25 @@ def test_a_run_begins_and_goes_on_after_a_search_as_if_there_had_been_none(name)
 
 
 @pytest.mark.parametrize(
-    ("where", "error"), [("in the data", RuntimeError), ("between steps", KeyboardInterrupt)]
+    ("where", "error", "message"),
+    [
+        ("in the data", RuntimeError("stop"), "stop"),
+        ("between steps", KeyboardInterrupt("stop"), "stop"),
+        ("no number in the data", None, "must be finite before a sweep. Received: loss=nan"),
+    ],
 )
-def test_all_is_as_it_was_after_an_interrupted_search(error, where, monkeypatch):
+def test_all_is_as_it_was_after_an_interrupted_search(where, error, message, monkeypatch):
     model = fit(compiled(**WHOLE))
     before = everything(model)
-    count = 0
+    x, count = X.copy(), 0
+    if error is None:
+        x[3] = np.nan
 
     def count_down() -> None:
         nonlocal count
         count += 1
-        if count == 9:
-            raise error("stop")
+        if count == 9 and error is not None:
+            raise error
 
     class Data(keras.utils.PyDataset):
         def __len__(self) -> int:
@@ -135,14 +142,14 @@ def test_all_is_as_it_was_after_an_interrupted_search(error, where, monkeypatch)
         def __getitem__(self, index: int) -> Any:
             if where == "in the data":
                 count_down()
-            return X[8 * index :][:8], Y[8 * index :][:8]
+            return x[8 * index :][:8], Y[8 * index :][:8]
 
-    if where != "in the data":
+    if where == "between steps":
         reset = model.reset_metrics
         monkeypatch.setattr(model, "reset_metrics", lambda: (count_down(), reset())[1])
     # TensorFlow wraps what its data raises.
-    with pytest.raises(BaseException, match="stop"):
-        short().find(model, Data())
+    with pytest.raises(BaseException, match=message):
+        short().find(model, Data(), shuffle=False)
     monkeypatch.undo()
     assert everything(model) == before
     fit(model)
@@ -194,42 +201,38 @@ def tenth() -> float:
 
 
 BOTH = [kgo.Group("a", "a", learning_rate_ratio=0.5), kgo.Group("b", "b")]
+OWN_RATE = [kgo.Group("a", "a", learning_rate=kgo.constant(0.2)), kgo.Group("b", "b")]
 
 
-def swept(rates: list[float], ratios: dict[str, float]) -> list[float]:
-    """The losses of a sweep, simulated."""
-    errors = dict.fromkeys("ab", 1.0)
-    losses = []
-    for rate in rates:
-        # Of the mean over four outputs the gradient is 2 · error / 4.
-        errors = {name: e * (1 - rate * ratios.get(name, 0.0) / 2) for name, e in errors.items()}
-        losses.append(sum(e**2 for e in errors.values()) / 2)
-    return losses
-
-
-@pytest.mark.parametrize("steps", [None, 2], ids=["", "accumulated"])
-def test_losses_are_those_after_a_step_at_each_rate(steps):
-    model = quadratic(BOTH, gradient_accumulation_steps=steps)
+@pytest.mark.parametrize(
+    ("groups", "steps", "ratios", "own"),
+    [
+        (BOTH, None, {"a": 0.5, "b": 1.0}, 0.0),
+        (BOTH, 2, {"a": 0.5, "b": 1.0}, 0.0),
+        (OWN_RATE, None, {"a": 0.0, "b": 1.0}, 0.2),
+    ],
+    ids=["", "accumulated", "a group with a rate of its own keeps it"],
+)
+def test_losses_are_those_after_a_step_at_each_rate(groups, steps, ratios, own):
+    model = quadratic(groups, gradient_accumulation_steps=steps)
     finder = kgo.LearningRateFinder(0.01, 1.0, steps=7, smoothing=0.0)
     curves = finder.find(model, *ONES).curves
-    moving = {"a": {"a": 1.0}, "b": {"b": 1.0}, None: {"a": 0.5, "b": 1.0}}
-    assert list(curves) == list(moving)
-    for name, ratios in moving.items():
-        curve = curves[name]
+    assert list(curves) == ["a", "b", None]
+    for name, curve in curves.items():
         assert curve.rates == pytest.approx(np.geomspace(0.01, 1.0, 7))
         assert curve.first_loss == pytest.approx(1.0)
-        assert curve.losses == pytest.approx(swept(list(curve.rates), ratios), rel=1e-5)
+        # A group alone moves at the rate itself, and the others not at all.
+        moving = ratios if name is None else {name: 1.0}
+        errors, losses = dict.fromkeys("ab", 1.0), []
+        for rate in curve.rates:
+            # Of the mean over four outputs the gradient is 2 · error / 4.
+            for layer in "ab":
+                at = rate * moving.get(layer, 0.0) + (own if name is None and layer == "a" else 0.0)
+                errors[layer] *= 1 - at / 2
+            losses.append(sum(error**2 for error in errors.values()) / 2)
+        assert curve.losses == pytest.approx(losses, rel=1e-5)
         assert curve.losses == curve.raw_losses
         assert not curve.diverged
-
-
-def test_a_group_with_a_rate_of_its_own_keeps_it_while_the_base_is_swept():
-    groups = [kgo.Group("a", "a", learning_rate=kgo.constant(0.2)), kgo.Group("b", "b")]
-    found = kgo.LearningRateFinder(0.01, 1.0, steps=5, smoothing=0.0).find(quadratic(groups), *ONES)
-    error, errors = 1.0, 1.0
-    for rate, loss in zip(found.curves[None].rates, found.curves[None].losses, strict=True):
-        error, errors = error * (1 - 0.2 / 2), errors * (1 - rate / 2)
-        assert loss == pytest.approx((error**2 + errors**2) / 2, rel=1e-5)
 
 
 def test_what_is_found_does_not_depend_on_the_declared_base():
@@ -402,13 +405,3 @@ def unbuilt() -> keras.Model:
 def test_models_that_cannot_be_swept_are_refused(make, options, error, message):
     with pytest.raises(error, match=message):
         short(**options).find(make(), *ONES)
-
-
-def test_a_loss_that_is_not_finite_from_the_start_is_an_error_and_leaves_all_as_it_was():
-    model = fit(compiled())
-    before = everything(model)
-    x = X.copy()
-    x[3] = np.nan
-    with pytest.raises(ValueError, match=r"must be finite before a sweep. Received: loss=nan"):
-        short().find(model, x, Y, **DATA)
-    assert everything(model) == before

@@ -26,10 +26,17 @@ low_precision = pytest.mark.filterwarnings("ignore:Weights in float16/bfloat16 l
 VALIDATION = (np.ones((2, 1), "float32"), np.zeros((2, 1), "float32"))
 
 
-def compiled(start: float = 0.0, dtype: Any = None, **options: Any) -> keras.Model:
+# TensorFlow would trace the step of each model: only tests of compiled steps ask for that.
+EAGERLY = keras.backend.backend() == "tensorflow"
+
+
+def compiled(
+    start: float = 0.0, dtype: Any = None, eagerly: bool = EAGERLY, **options: Any
+) -> keras.Model:
     model = chosen_gradients.towers("tower", start=start, **({"dtype": dtype} if dtype else {}))
     settings = {"rule": "sgd", "learning_rate": 1.0, "ema": kgo.EMA(0.5), **options}
-    model.compile(kgo.GroupedOptimizer(model=model, **settings), loss=rate_meter.mean_output)
+    optimizer = kgo.GroupedOptimizer(model=model, **settings)
+    model.compile(optimizer, loss=rate_meter.mean_output, run_eagerly=eagerly)
     return model
 
 
@@ -49,7 +56,7 @@ def averages(model: keras.Model) -> list[np.ndarray]:
     return arrays(mean for mean, _ in inner(model)._average_pairs())
 
 
-def network(dropout: float = 0.0, **options: Any) -> keras.Model:
+def network(dropout: float = 0.0, eagerly: bool = EAGERLY, **options: Any) -> keras.Model:
     """A model with batch normalization, and a random state that Keras does not save."""
     keras.utils.set_random_seed(0)
     first, head = keras.layers.Dense(4, name="first"), keras.layers.Dense(2, name="head")
@@ -57,7 +64,8 @@ def network(dropout: float = 0.0, **options: Any) -> keras.Model:
     dropped = keras.layers.Dropout(dropout, seed=1)
     model = keras.Sequential([keras.Input((3,)), first, norm, dropped, head])
     settings = {"rule": "adam", "learning_rate": 0.05, "ema": kgo.EMA(0.75), "model": model}
-    model.compile(kgo.GroupedOptimizer(**{**settings, **options}), loss="mse")
+    optimizer = kgo.GroupedOptimizer(**{**settings, **options})
+    model.compile(optimizer, loss="mse", run_eagerly=eagerly)
     return model
 
 
@@ -98,7 +106,7 @@ class Seen(keras.callbacks.Callback):
 
 
 def test_the_averages_are_in_the_model_within_the_block_only():
-    model = compiled()
+    model = compiled(eagerly=False)
     fit(model)
     assert weight(model) == RAW
     x, y = VALIDATION
@@ -229,7 +237,7 @@ def fitted(model: keras.Model) -> keras.Model:
 
 
 def test_validation_uses_the_averages_and_training_does_not():
-    model = compiled()
+    model = compiled(eagerly=False)
     seen = Seen()
     history = fit(model, 2, validation_data=VALIDATION, callbacks=[kgo.UseAveragedWeights(), seen])
     average_of_2 = AVERAGE
@@ -264,9 +272,9 @@ class Looking(keras.callbacks.Callback):
 )
 def test_training_is_that_of_a_fit_without_averages_in_use(dtype, use):
     keras.config.set_dtype_policy(dtype)
-    straight = network(0.25)
+    straight = network(0.25, eagerly=False)
     train(straight, 3)
-    model = network(0.25)
+    model = network(0.25, eagerly=False)
     history = train(model, 3, validation_data=(X, Y), callbacks=[use()])
     assert_equal(state(model), state(straight))
     if use is not Looking:
@@ -415,7 +423,7 @@ def test_the_weights_are_back_before_an_exception_gets_out_of_fit(hook, inside, 
 
 
 def test_evaluate_and_predict_use_the_averages_and_put_the_weights_back():
-    model = compiled()
+    model = compiled(eagerly=False)
     fit(model)
     x, y = VALIDATION
     for _ in range(2):
@@ -741,7 +749,7 @@ def test_three_fits_of_one_epoch_equal_one_of_three():
     def options() -> dict[str, Any]:
         return {"validation_data": (X, Y), "callbacks": [kgo.UseAveragedWeights()]}
 
-    straight, model = network(), network()
+    straight, model = network(eagerly=False), network(eagerly=False)
     expected = train(straight, 3, **options())
     histories = [train(model, **options()) for _ in range(3)]
     assert_equal(state(model), state(straight))
@@ -753,14 +761,14 @@ def test_three_fits_of_one_epoch_equal_one_of_three():
 def test_averages_made_in_the_first_compiled_step_start_as_the_weights_before_it():
     # Keras' LossScaleOptimizer on TensorFlow builds the optimizer inside it there.
     keras.config.set_dtype_policy("mixed_float16")
-    model = compiled(start=10.0)
+    model = compiled(start=10.0, eagerly=False)
     model.set_weights([np.full((1, 1), 8.0)])
     fit(model)
     assert (weight(model), averages(model)[0]) == (8.0 + RAW, 8.0 + AVERAGE)
 
 
 def test_keras_averages_replace_the_weights_at_the_end_of_a_fit_and_not_in_a_checkpoint(tmp_path):
-    model = compiled(ema=None, use_ema=True, ema_momentum=0.5)
+    model = compiled(eagerly=False, ema=None, use_ema=True, ema_momentum=0.5)
     path = str(tmp_path / "{epoch}.weights.h5")
     fit(model, callbacks=[keras.callbacks.ModelCheckpoint(path, save_weights_only=True)])
     saved = chosen_gradients.towers("tower")

@@ -53,47 +53,74 @@ def compiled(
     return model
 
 
-def check_rates(rates: Rates, expected: list[float]) -> None:
-    assert rates.by_group["head"] == expected
-    assert rates.by_group["backbone"] == [rate * RATIO for rate in expected]
-
-
 # Rates that callbacks set -------------------------------------------------------------------------
 
 
 Scheduler, Plateau = keras.callbacks.LearningRateScheduler, keras.callbacks.ReduceLROnPlateau
 # No loss is better by so much: every epoch but the first is one without an improvement.
 NEVER = {"monitor": "loss", "factor": 0.5, "patience": 1, "min_delta": 1e6}
-SET: dict[str, tuple[Callable[[], Any], list[float]]] = {
-    "by epoch": (lambda: Scheduler(lambda epoch: 2.0**-epoch), [1.0, 0.5, 0.25]),
-    "by rate": (lambda: Scheduler(lambda epoch, rate: rate * 0.5), [0.25, 0.125, 0.0625]),
-    "plateau": (lambda: Plateau(min_lr=0.125, **NEVER), [0.5, 0.5, 0.25, 0.125, 0.125]),
+
+
+def by_epoch() -> Any:
+    return Scheduler(lambda epoch: 2.0**-epoch)
+
+
+class ChangeRatio(keras.callbacks.Callback):
+    """Sets the ratio of the backbone in the second epoch."""
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1:
+            self.model.optimizer.set_learning_rate_ratio("backbone", 0.5)
+
+
+# What acts while training, and the rates in each epoch.
+SET: dict[str, tuple[Callable[[], Any], list[float], list[float]]] = {
+    "by epoch": (by_epoch, [1.0, 0.5, 0.25], [0.25, 0.125, 0.0625]),
+    "by rate": (lambda: Scheduler(lambda epoch, rate: rate * 0.5), [0.25, 0.125], [2**-4, 2**-5]),
+    "plateau": (
+        lambda: Plateau(min_lr=0.125, **NEVER),
+        [0.5, 0.5, 0.25, 0.125, 0.125],
+        [0.125, 0.125, 2**-4, 2**-5, 2**-5],
+    ),
+    "ratio": (ChangeRatio, [0.5, 0.5], [0.125, 0.25]),
 }
 
 
 @pytest.mark.parametrize(
     ("policy", "callback"),
-    [("float32", "by epoch"), ("mixed_float16", "by rate"), ("mixed_float16", "plateau")],
+    [
+        ("float32", "by epoch"),
+        ("mixed_float16", "by epoch"),
+        ("mixed_float16", "by rate"),
+        ("mixed_float16", "plateau"),
+        ("float32", "ratio"),
+    ],
     indirect=["policy"],
 )
-def test_a_callback_sets_the_base_and_ratios_hold(policy, callback):
-    make, expected = SET[callback]
+def test_the_rates_that_a_callback_sets_move_the_weights_and_are_logged_and_written(
+    policy, callback, tmp_path
+):
+    make, head, backbone = SET[callback]
     model = rate_meter.compiled(learning_rate=0.5)
-    rates = Rates()
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) == wrapped(policy)
+    rates, path = Rates(), tmp_path / "log.csv"
     # Keras' scheduler acts when an epoch begins, the other when it ends.
     callbacks = [rates, make()] if callback == "plateau" else [make(), rates]
-    history = rate_meter.fit(model, len(expected), callbacks=callbacks)
-    check_rates(rates, expected)
-    assert history["learning_rate"] == expected
+    callbacks = [kgo.GroupLogger(), *callbacks, keras.callbacks.CSVLogger(str(path))]
+    history = rate_meter.fit(model, len(head), callbacks=callbacks)
+    assert rates.by_group == {"head": head, "backbone": backbone}
+    assert history["learning_rate"] == head
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    for group, moved in rates.by_group.items():
+        logged = history[f"learning_rate_{group}"]
+        assert logged == moved == [float(row[f"learning_rate_{group}"]) for row in rows]
+        assert {type(value) for value in logged} == {float}
+    assert not any(name.startswith("drift") for name in history)
 
 
 @pytest.mark.parametrize(
-    "callback",
-    [
-        lambda: Plateau(**NEVER),
-        lambda: Scheduler(lambda epoch: 0.5),
-    ],
-    ids=["ReduceLROnPlateau", "LearningRateScheduler"],
+    "callback", [lambda: Plateau(**NEVER), by_epoch], ids=["on a plateau", "by epoch"]
 )
 def test_a_callback_that_sets_the_rate_beside_a_scheduled_base_is_a_clear_error(callback):
     model = rate_meter.compiled(learning_rate=SCHEDULE([2], [0.5, 0.25]))
@@ -114,42 +141,11 @@ def test_a_scheduled_rate_is_readable_and_iterations_count_in_whole_numbers(poli
 # Logs ---------------------------------------------------------------------------------------------
 
 
-def test_group_logger_logs_the_rates_that_moved_the_weights_and_csv_logger_writes_them(
-    policy, tmp_path
-):
-    model = rate_meter.compiled(learning_rate=0.5)
-    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer) == wrapped(policy)
-    rates, path = Rates(), tmp_path / "log.csv"
-    callbacks = [Scheduler(lambda epoch: 2.0**-epoch), rates, keras.callbacks.CSVLogger(str(path))]
-    history = rate_meter.fit(model, 3, callbacks=[kgo.GroupLogger(), *callbacks])
-    assert history["learning_rate"] == [1.0, 0.5, 0.25]
-    with path.open() as file:
-        rows = list(csv.DictReader(file))
-    for group, moved in rates.by_group.items():
-        logged = history[f"learning_rate_{group}"]
-        assert logged == moved == [float(row[f"learning_rate_{group}"]) for row in rows]
-        assert {type(value) for value in logged} == {float}
-    assert not any(name.startswith("drift") for name in history)
-
-
 def test_group_logger_logs_a_schedule_at_the_end_of_each_epoch():
     model = rate_meter.compiled(learning_rate=SCHEDULE([3], [0.5, 0.25]))
     history = rate_meter.fit(model, 3, callbacks=[kgo.GroupLogger()])
     assert history["learning_rate_head"] == [0.5, 0.25, 0.25]
     assert history["learning_rate_backbone"] == [0.5 * RATIO, 0.25 * RATIO, 0.25 * RATIO]
-
-
-def test_group_logger_logs_a_ratio_that_changes_while_training():
-    model = rate_meter.compiled(learning_rate=0.5)
-    change = keras.callbacks.LambdaCallback(
-        on_epoch_begin=lambda epoch, logs: (
-            model.optimizer.set_learning_rate_ratio("backbone", 0.5) if epoch == 1 else None
-        )
-    )
-    rates = Rates()
-    history = rate_meter.fit(model, 2, callbacks=[kgo.GroupLogger(), change, rates])
-    assert rates.by_group["backbone"] == history["learning_rate_backbone"] == [0.125, 0.25]
-    assert rates.by_group["head"] == history["learning_rate_head"] == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -216,11 +212,10 @@ def test_tensorboard_shows_the_rates_of_groups_over_epochs(policy, tmp_path):
         "tensorboard.backend.event_processing.event_accumulator"
     )
     model = rate_meter.compiled(learning_rate=0.5)
-    scheduler = Scheduler(lambda epoch: 2.0**-epoch)
     board = keras.callbacks.TensorBoard(str(tmp_path))
     rates = Rates()
-    rate_meter.fit(model, 2, callbacks=[kgo.GroupLogger(), scheduler, rates, board])
-    check_rates(rates, [1.0, 0.5])
+    rate_meter.fit(model, 2, callbacks=[kgo.GroupLogger(), by_epoch(), rates, board])
+    assert rates.by_group == {"head": [1.0, 0.5], "backbone": [RATIO, RATIO / 2]}
     events = event_accumulator.EventAccumulator(str(tmp_path / "train"))
     events.Reload()
     expected = {"learning_rate": [1.0, 0.5], "learning_rate_backbone": [RATIO, RATIO / 2]}

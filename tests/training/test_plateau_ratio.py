@@ -24,26 +24,34 @@ def trained(epochs: int, plateau: dict[str, Any], **options: Any) -> tuple[Rates
     return rates, model
 
 
-def test_all_groups_are_lowered_beside_a_scheduled_base_and_keep_their_proportions():
-    keras.config.set_dtype_policy("mixed_float16")
-    rates, _ = trained(4, NEVER, learning_rate=SCHEDULE)
-    # The schedule halves the base after the sixth step, in the third epoch's end.
-    assert rates.by_group["head"] == [0.5, 0.5, 0.25, 0.0625]
-    assert rates.by_group["backbone"] == [rate * RATIO for rate in rates.by_group["head"]]
-
-
-def test_only_the_groups_that_are_named_are_lowered():
-    rates, _ = trained(4, {**NEVER, "groups": ["backbone"]})
-    assert rates.by_group["head"] == [0.5] * 4
-    assert rates.by_group["backbone"] == [0.5 * RATIO * share for share in (1, 1, 0.5, 0.25)]
-
-
-def test_no_ratio_falls_below_its_floor_and_proportions_hold_there():
-    rates, model = trained(6, {**NEVER, "min_ratio": 0.375})
-    assert rates.by_group["head"] == [0.5, 0.5, 0.25, 0.1875, 0.1875, 0.1875]
-    assert rates.by_group["backbone"] == [rate * RATIO for rate in rates.by_group["head"]]
-    ratios = {n: float(r) for n, r in model.optimizer.learning_rate_ratios.items()}
-    assert ratios == {"backbone": 0.375 * RATIO, "head": 0.375}
+@pytest.mark.parametrize(
+    ("policy", "plateau", "rate", "head", "backbone"),
+    [
+        # The schedule halves the base after the sixth step, in the third epoch's end.
+        ("mixed_float16", {}, SCHEDULE, [0.5, 0.5, 0.25, 0.0625], [1, 1, 0.5, 0.125]),
+        ("float32", {"groups": ["backbone"]}, 0.5, [0.5] * 4, [1, 1, 0.5, 0.25]),
+        (
+            "float32",
+            {"min_ratio": 0.375},
+            0.5,
+            [0.5, 0.5, 0.25, *[0.1875] * 3],
+            [1, 1, 0.5, *[0.375] * 3],
+        ),
+    ],
+    ids=["beside a schedule", "of groups that are named", "down to a floor"],
+)
+def test_ratios_of_all_groups_or_those_named_are_lowered_and_keep_their_proportions(
+    policy, plateau, rate, head, backbone
+):
+    keras.config.set_dtype_policy(policy)
+    rates, model = trained(len(head), NEVER | plateau, learning_rate=rate)
+    assert rates.by_group == {
+        "head": head,
+        "backbone": [0.5 * RATIO * share for share in backbone],
+    }
+    if "min_ratio" in plateau:
+        ratios = {n: float(r) for n, r in model.optimizer.learning_rate_ratios.items()}
+        assert ratios == {"backbone": 0.375 * RATIO, "head": 0.375}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Trains on 4 virtual CPU devices as on one, and prints as JSON what it found.
 
-`test_several_devices_jax.py` runs it once and has a test for each thing found.
+`test_several_devices.py` runs it once and has a test for each thing found.
 """
 
 from __future__ import annotations

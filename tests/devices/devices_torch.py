@@ -1,6 +1,6 @@
 """Trains on 2 gloo processes as on one, and prints as JSON what it found.
 
-`test_several_devices_torch.py` runs it once and has a test for each thing found.
+`test_several_devices.py` runs it once and has a test for each thing found.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Two replicas with different data give the numbers of one device, and what else holds there.
 
-`test_mirrored_strategy.py` runs this file in a process of its own: logical devices must be set
+`test_several_devices.py` runs this file in a process of its own: logical devices must be set
 before TensorFlow starts.
 """
 

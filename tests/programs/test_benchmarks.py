@@ -9,7 +9,6 @@ import math
 import os
 import pathlib
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -46,21 +45,13 @@ def script(monkeypatch) -> Callable[[str], ModuleType]:
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory) -> pathlib.Path:
+def measured(tmp_path_factory, new_process_in) -> pathlib.Path:
     """A folder with the result of a run of everything, on a small model."""
     folder = tmp_path_factory.mktemp("results")
     # With a tiny epsilon it makes no difference where it is added.
     options = ("--model", "small", "--rounds", "2", "--steps", "4", "--epsilon", "1e-16")
-    mode = MODES[os.environ["KERAS_BACKEND"]]
-    command = [sys.executable, str(FOLDER / "step_time.py"), *options, "--folder", str(folder)]
-    done = subprocess.run(
-        [*command, "--modes", mode, "--sets", "peers", "switches"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(FOLDER.parent), *sys.path])},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    what = ("--modes", MODES[os.environ["KERAS_BACKEND"]], "--sets", "peers", "switches")
+    new_process_in(folder, FOLDER / "step_time.py", *options, "--folder", str(folder), *what)
     return folder
 
 

@@ -352,26 +352,6 @@ def test_callbacks_passed_to_the_callback_act_on_batches_too(tmp_path):
     assert len(ended) == 1
 
 
-OWN_LIST = "Put it in `fit`'s own list"
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: {"callbacks": [1]}, TypeError, "list of Keras callbacks"),
-        (lambda: {"callbacks": [keras.callbacks.BackupAndRestore("x")]}, ValueError, OWN_LIST),
-        (lambda: {"callbacks": kgo.BackupAndRestore("x")}, ValueError, OWN_LIST),
-        (lambda: {"callbacks": kgo.UseAveragedWeights()}, ValueError, "UseAveragedWeights. Put"),
-        (lambda: {"batch_norm": "mean"}, ValueError, '`batch_norm` must be "average"'),
-        (lambda: {"batch_norm": True}, ValueError, '`batch_norm` must be "average"'),
-        (lambda: {"batch_norm": None}, ValueError, '`batch_norm` must be "average"'),
-    ],
-)
-def test_arguments_are_checked(make, error, message):
-    with pytest.raises(error, match=message):
-        kgo.UseAveragedWeights(**make())
-
-
 # Exceptions ---------------------------------------------------------------------------------------
 
 

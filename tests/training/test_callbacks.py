@@ -1,4 +1,4 @@
-"""Keras' own callbacks, unchanged, on a grouped optimizer; and `GroupLogger`.
+"""Keras' own callbacks, unchanged, on a grouped optimizer; `GroupLogger` and `PlateauRatio`.
 
 What a group's rate was is read from its weights, never from what is reported.
 """
@@ -6,6 +6,7 @@ What a group's rate was is read from its weights, never from what is reported.
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -141,11 +142,13 @@ def test_a_scheduled_rate_is_readable_and_iterations_count_in_whole_numbers(poli
 # Logs ---------------------------------------------------------------------------------------------
 
 
-def test_group_logger_logs_a_schedule_at_the_end_of_each_epoch():
+def test_group_logger_logs_schedules_and_lowered_ratios_at_the_end_of_each_epoch():
     model = rate_meter.compiled(learning_rate=SCHEDULE([3], [0.5, 0.25]))
-    history = rate_meter.fit(model, 3, callbacks=[kgo.GroupLogger()])
-    assert history["learning_rate_head"] == [0.5, 0.25, 0.25]
-    assert history["learning_rate_backbone"] == [0.5 * RATIO, 0.25 * RATIO, 0.25 * RATIO]
+    callbacks = [kgo.PlateauRatio(**NEVER), kgo.GroupLogger()]
+    history = rate_meter.fit(model, 3, callbacks=callbacks)
+    assert history["learning_rate"] == [0.5, 0.25, 0.25]
+    assert history["learning_rate_head"] == [0.5, 0.125, 0.0625]
+    assert history["learning_rate_backbone"] == [0.5 * RATIO, 0.125 * RATIO, 0.0625 * RATIO]
 
 
 @pytest.mark.parametrize(
@@ -181,28 +184,6 @@ def test_group_logger_logs_drift_from_the_anchor_on_request(policy):
     assert history["drift_backbone"][1] == pytest.approx(np.linalg.norm(end - start), rel=1e-6)
     assert history["drift_backbone"][0] > 0
     assert "drift_head" not in history
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "drift", "message"),
-    [
-        (lambda: keras.optimizers.SGD(0.5), True, r"`GroupLogger\(drift=True\)` needs a Grouped"),
-        pytest.param(
-            lambda: keras.optimizers.MultiOptimizer(
-                keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.5))
-            ),
-            False,
-            "one `learning_rate`. Received: MultiOptimizer",
-            marks=pytest.mark.needs_keras("3.15", reason="no MultiOptimizer"),
-        ),
-    ],
-    ids=["drift of a plain optimizer", "MultiOptimizer"],
-)
-def test_group_logger_refuses_optimizers_it_cannot_read(optimizer, drift, message):
-    model = rate_meter.make_model()
-    model.compile(optimizer=optimizer(), loss=rate_meter.mean_output)
-    with pytest.raises(TypeError, match=message):
-        rate_meter.fit(model, callbacks=[kgo.GroupLogger(drift=drift)])
 
 
 @pytest.mark.backends("tensorflow", reason="the callback writes with TensorFlow")
@@ -300,27 +281,19 @@ def test_a_model_without_input_shape_is_logged_from_its_first_epoch():
         assert history["learning_rate_head"] == [0.5]
 
 
-def model_with_weights_set_after_build() -> keras.Model:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Keras makes NumPy 2 warn
+def test_weights_loaded_after_build_that_differ_from_their_anchors_raise_a_warning_until_captured():
     model = compiled(ANCHORED)
     model.optimizer.build(model.trainable_variables)
     model.get_layer("backbone").set_weights([np.full((2, 1), 3.0)])
-    return model
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Keras makes NumPy 2 warn
-def test_weights_loaded_after_build_that_differ_from_their_anchors_raise_a_warning():
-    model = model_with_weights_set_after_build()
-    logger = kgo.GroupLogger()
+    logger = kgo.GroupLogger(drift=True)
     logger.set_model(model)
     with pytest.warns(UserWarning, match=r'"backbone".*`optimizer\.capture_anchors\(\)`'):
         logger.on_train_begin()
-
-
-def test_captured_anchors_and_later_fits_raise_no_such_warning():
-    model = model_with_weights_set_after_build()
     model.optimizer.capture_anchors()
-    rate_meter.fit(model, callbacks=[kgo.GroupLogger(drift=True)])
-    history = rate_meter.fit(model, callbacks=[kgo.GroupLogger(drift=True)])
+    # Neither the first fit nor a later one warns.
+    rate_meter.fit(model, callbacks=[logger])
+    history = rate_meter.fit(model, callbacks=[logger])
     moved = np.linalg.norm(rate_meter.weights(model)["backbone"] - 3.0)
     assert history["drift_backbone"] == [pytest.approx(moved, rel=1e-6)]
 
@@ -390,6 +363,154 @@ def test_a_run_goes_on_from_the_files_of_keras_callbacks(policy, ours, tmp_path)
     assert_equal(state(resumed), state(straight))
 
 
+# Ratios that `PlateauRatio` lowers ----------------------------------------------------------------
+
+FALLING = SCHEDULE([5], [0.5, 0.25])
+
+
+def trained(epochs: int, plateau: dict[str, Any], **options: Any) -> tuple[Rates, keras.Model]:
+    model = rate_meter.compiled(**options)
+    rates = Rates()
+    rate_meter.fit(model, epochs, callbacks=[rates, kgo.PlateauRatio(**plateau)])
+    return rates, model
+
+
+@pytest.mark.parametrize(
+    ("policy", "plateau", "rate", "head", "backbone"),
+    [
+        # The schedule halves the base after the sixth step, in the third epoch's end.
+        ("mixed_float16", {}, FALLING, [0.5, 0.5, 0.25, 0.0625], [1, 1, 0.5, 0.125]),
+        ("float32", {"groups": ["backbone"]}, 0.5, [0.5] * 4, [1, 1, 0.5, 0.25]),
+        (
+            "float32",
+            {"min_ratio": 0.375},
+            0.5,
+            [0.5, 0.5, 0.25, *[0.1875] * 3],
+            [1, 1, 0.5, *[0.375] * 3],
+        ),
+    ],
+    ids=["beside a schedule", "of groups that are named", "down to a floor"],
+)
+def test_ratios_of_all_groups_or_those_named_are_lowered_and_keep_their_proportions(
+    policy, plateau, rate, head, backbone
+):
+    keras.config.set_dtype_policy(policy)
+    rates, model = trained(len(head), NEVER | plateau, learning_rate=rate)
+    assert rates.by_group == {
+        "head": head,
+        "backbone": [0.5 * RATIO * share for share in backbone],
+    }
+    if "min_ratio" in plateau:
+        ratios = {n: float(r) for n, r in model.optimizer.learning_rate_ratios.items()}
+        assert ratios == {"backbone": 0.375 * RATIO, "head": 0.375}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"patience": 2}, [1, 1, 1, 0.5, 0.5]),
+        ({"cooldown": 2}, [1, 1, 0.5, 0.5, 0.25]),
+        ({"mode": "max", "min_delta": 1e-4}, [1, 1, 0.5, 0.25, 0.125]),
+        ({"mode": "min", "min_delta": 1e-4}, [1, 1, 1, 1, 1]),
+        ({"monitor": "mean_output", "min_delta": 1e-4, "mode": "min"}, [1, 1, 1, 1, 1]),
+    ],
+    ids=str,
+)
+def test_when_ratios_are_lowered_is_decided_as_by_keras(options, expected):
+    settings = {**NEVER, **options}
+    histories = []
+    for callback in (kgo.PlateauRatio(**settings), keras.callbacks.ReduceLROnPlateau(**settings)):
+        model = rate_meter.make_model()
+        metrics = [rate_meter.mean_output]
+        model.compile(rate_meter.make_optimizer(model), rate_meter.mean_output, metrics=metrics)
+        rates = Rates()
+        rate_meter.fit(model, 5, callbacks=[rates, callback])
+        histories.append(rates.by_group)
+    assert histories[0] == histories[1]
+    assert histories[0]["head"] == [0.5 * share for share in expected]
+
+
+def test_lowered_ratios_are_saved_and_the_floor_stays_that_of_the_declared_ratio(tmp_path):
+    _, model = trained(3, {**NEVER, "min_ratio": 0.375})
+    model.save(tmp_path / "run.keras")
+    loaded = keras.saving.load_model(tmp_path / "run.keras")
+    rates = Rates()
+    plateau = kgo.PlateauRatio(**{**NEVER, "min_ratio": 0.375})
+    rate_meter.fit(loaded, 3, callbacks=[rates, plateau])
+    # Counters start over: the first epoch of a `fit` is the best one so far.
+    assert rates.by_group["head"] == [0.1875, 0.1875, 0.1875]
+    assert float(loaded.optimizer.learning_rate_ratios["backbone"]) == 0.375 * RATIO
+
+
+def test_a_ratio_that_was_set_by_hand_is_lowered_from_there():
+    model = rate_meter.compiled()
+    plateau = kgo.PlateauRatio(**NEVER)
+    rate_meter.fit(model, 1, callbacks=[plateau])
+    model.optimizer.set_learning_rate_ratio("head", 2.0)
+    rate_meter.fit(model, 2, callbacks=[plateau])
+    assert float(model.optimizer.learning_rate_ratios["head"]) == 1.0
+
+
+def test_it_says_what_it_lowers_on_request(capsys):
+    trained(2, {**NEVER, "verbose": 1})
+    said = "Epoch 2: PlateauRatio lowers learning_rate_ratio to: backbone 0.125, head 0.5."
+    assert capsys.readouterr().out.strip() == said
+
+
+def test_a_model_without_input_shape_is_lowered_too():
+    model = keras.Sequential([keras.layers.Dense(1, name="head")])
+    model.compile(kgo.GroupedOptimizer(rule="sgd"), loss=rate_meter.mean_output)
+    rate_meter.fit(model, 2, callbacks=[kgo.PlateauRatio(**NEVER)])
+    assert float(model.optimizer.learning_rate_ratios["default"]) == 0.5
+
+
+# Errors -------------------------------------------------------------------------------------------
+
+Ratio, Finder, Averages = kgo.PlateauRatio, kgo.LearningRateFinder, kgo.UseAveragedWeights
+Backup, OWN_LIST = keras.callbacks.BackupAndRestore, "Put it in `fit`'s own list"
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("callback", "options", "error", "message"),
+    [
+        (Ratio, {"factor": 1.0}, ValueError, "`factor` must be below 1"),
+        (Ratio, {"factor": 0.0}, ValueError, "`factor` must be a positive finite number"),
+        (Ratio, {"factor": "half"}, TypeError, "`factor` must be"),
+        (Ratio, {"min_ratio": 1.0}, ValueError, r"`min_ratio` must be a number in \[0, 1\)"),
+        (Ratio, {"min_ratio": -0.1}, ValueError, "`min_ratio` must be a number in"),
+        (Ratio, {"patience": -1}, ValueError, "`patience` must be an integer >= 0"),
+        (Ratio, {"cooldown": 0.5}, TypeError, "`cooldown` must be an integer"),
+        (Ratio, {"min_delta": math.nan}, ValueError, "`min_delta` must be"),
+        (Ratio, {"mode": "up"}, ValueError, '`mode` must be one of "auto", "min", "max"'),
+        (Ratio, {"monitor": None}, TypeError, "`monitor` must be the name of a metric"),
+        (Ratio, {"groups": "head"}, TypeError, r"Write `groups=\['head'\]`"),
+        (Ratio, {"groups": []}, ValueError, "`groups` must hold a name"),
+        (Finder, {"minimum": 0.0}, ValueError, "`minimum` must be a positive finite number"),
+        (Finder, {"minimum": "1"}, TypeError, "`minimum` must be"),
+        (Finder, {"maximum": math.inf}, ValueError, "`maximum` must be a positive finite number"),
+        (Finder, {"minimum": 1.0, "maximum": 0.5}, ValueError, "`maximum` must be above `minimum`"),
+        (Finder, {"steps": 2}, ValueError, "`steps` must be an integer >= 3"),
+        (Finder, {"steps": 10.0}, TypeError, "`steps` must be an integer"),
+        (Finder, {"smoothing": 1.0}, ValueError, r"`smoothing` must be a number in \[0, 1\)"),
+        (Finder, {"divergence": 1.0}, ValueError, "`divergence` must be above 1"),
+        (Finder, {"groups": "head"}, TypeError, r"Write `groups=\['head'\]`"),
+        (Averages, {"callbacks": [1]}, TypeError, "list of Keras callbacks"),
+        (Averages, {"callbacks": [Backup("x")]}, ValueError, OWN_LIST),
+        (Averages, {"callbacks": kgo.BackupAndRestore("x")}, ValueError, OWN_LIST),
+        (Averages, {"callbacks": kgo.UseAveragedWeights()}, ValueError, "UseAveragedWeights. Put"),
+        *(
+            (Averages, {"batch_norm": value}, ValueError, '`batch_norm` must be "average"')
+            for value in ("mean", True, None)
+        ),
+    ],
+    ids=str,
+)
+def test_bad_arguments_are_refused(callback, options, error, message):
+    with pytest.raises(error, match=message):
+        callback(**options)
+
+
 @pytest.mark.parametrize(
     "options", [{}, {"use_ema": True}, {"ema": kgo.EMA(0.5)}], ids=["none", "use_ema", "ema"]
 )
@@ -398,3 +519,42 @@ def test_swap_ema_weights_is_refused_with_the_better_way(options):
     swap = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
     with pytest.raises(ValueError, match=re.escape("Use `kgo.UseAveragedWeights()`")):
         rate_meter.fit(model, callbacks=[swap])
+
+
+def with_ratio(ratio: Any) -> Any:
+    group = kgo.Group("body", "backbone", learning_rate_ratio=ratio, frozen=ratio is None)
+    return kgo.GroupedOptimizer([group])
+
+
+def several() -> Any:
+    return keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.5)))
+
+
+Logger, DRIFT = kgo.GroupLogger, {"drift": True}
+NEEDS_3_15 = pytest.mark.needs_keras("3.15", reason="no MultiOptimizer")
+
+
+@pytest.mark.parametrize(
+    ("make", "callback", "options", "error", "message"),
+    [
+        (keras.optimizers.SGD, Logger, DRIFT, TypeError, r"`GroupLogger\(drift=True\)` needs a Gr"),
+        pytest.param(
+            several, Logger, {}, TypeError, "one `learning_rate`. Received: Multi", marks=NEEDS_3_15
+        ),
+        (keras.optimizers.SGD, Ratio, {}, TypeError, "needs a GroupedOptimizer. Received: SGD"),
+        (0.5, Ratio, {"groups": ["boddy"]}, ValueError, r"'boddy' in .* nearest is \"body\""),
+        (None, Ratio, {"groups": ["body"]}, ValueError, '"body" in PlateauRatio, which is frozen'),
+        (FALLING, Ratio, {}, TypeError, '"body", whose ratio is a schedule'),
+        (FALLING, Ratio, {"groups": ["body"]}, TypeError, "Name the others in `groups=`"),
+    ],
+)
+def test_what_a_callback_cannot_read_or_set_is_refused_before_a_step(
+    make, callback, options, error, message
+):
+    """`make` makes an optimizer, or is the ratio of one with a group."""
+    model = rate_meter.make_model()
+    is_ratio = make in (None, 0.5, FALLING)
+    model.compile(with_ratio(make) if is_ratio else make(), loss=rate_meter.mean_output)
+    with pytest.raises(error, match=message):
+        rate_meter.fit(model, callbacks=[callback(**options)])
+    assert int(model.optimizer.iterations) == 0

@@ -358,27 +358,6 @@ def test_a_suggestion_is_a_tenth_of_the_rate_with_the_lowest_loss(losses, expect
 # Errors ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.once
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"minimum": 0.0}, ValueError, "`minimum` must be a positive finite number"),
-        ({"minimum": "1"}, TypeError, "`minimum` must be"),
-        ({"maximum": math.inf}, ValueError, "`maximum` must be a positive finite number"),
-        ({"minimum": 1.0, "maximum": 0.5}, ValueError, "`maximum` must be above `minimum`"),
-        ({"steps": 2}, ValueError, "`steps` must be an integer >= 3"),
-        ({"steps": 10.0}, TypeError, "`steps` must be an integer"),
-        ({"smoothing": 1.0}, ValueError, r"`smoothing` must be a number in \[0, 1\)"),
-        ({"divergence": 1.0}, ValueError, "`divergence` must be above 1"),
-        ({"groups": "head"}, TypeError, r"Write `groups=\['head'\]`"),
-    ],
-    ids=str,
-)
-def test_bad_arguments_are_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        kgo.LearningRateFinder(**options)
-
-
 def uncompiled() -> keras.Model:
     return keras.Sequential([keras.Input((1,)), layers.Dense(2)])
 

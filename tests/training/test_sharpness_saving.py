@@ -50,11 +50,9 @@ def fit(model: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "file", "optimizer"),
     [
-        ("SAM", "run.weights.h5", None),
         ("ASAM", "run.keras", "adam"),
         ("LookSAM", "run.keras", None),
         ("LookSAM", "run.weights.h5", None),
-        ("GSAM", "run.keras", None),
         ("own", "run.keras", None),
     ],
 )

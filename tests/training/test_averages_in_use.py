@@ -102,25 +102,30 @@ class Seen(keras.callbacks.Callback):
         self.weights.append(weight(self.model))
 
 
-# A `with` block -----------------------------------------------------------------------------------
+# A `with` block, and the callback in `evaluate` and `predict` -------------------------------------
 
 
-def test_the_averages_are_in_the_model_within_the_block_only():
+def test_evaluate_and_predict_see_the_averages_in_a_block_or_with_the_callback_only():
     model = compiled(eagerly=False)
     fit(model)
-    assert weight(model) == RAW
-    x, y = VALIDATION
-    assert model.evaluate(x, y, verbose=0) == model.predict(x, verbose=0)[0, 0] == RAW
+
+    def seen(*callbacks: Any) -> tuple[float, ...]:
+        loss = model.evaluate(*VALIDATION, verbose=0, callbacks=[make() for make in callbacks])
+        after = weight(model)
+        x, made = VALIDATION[0], [make() for make in callbacks]
+        return loss, after, model.predict(x, verbose=0, callbacks=made)[0, 0], weight(model)
+
+    assert seen() == (RAW,) * 4
     with kgo.averaged_weights(model):
         # Functions compiled before the block see them too.
-        assert weight(model) == AVERAGE
-        assert model.evaluate(x, y, verbose=0) == model.predict(x, verbose=0)[0, 0] == AVERAGE
+        assert seen() == (AVERAGE,) * 4
         # A block within a block does nothing.
         with kgo.averaged_weights(model):
             assert weight(model) == AVERAGE
         assert weight(model) == AVERAGE
-    assert weight(model) == RAW
-    assert model.evaluate(x, y, verbose=0) == model.predict(x, verbose=0)[0, 0] == RAW
+    for _ in range(2):
+        assert seen(kgo.UseAveragedWeights) == (AVERAGE, RAW, AVERAGE, RAW)
+        assert seen() == (RAW,) * 4
 
 
 @low_precision
@@ -399,23 +404,6 @@ def test_the_weights_are_back_before_an_exception_gets_out_of_fit(hook, inside, 
         assert history["val_loss"][0] > weight(model)
 
 
-# `evaluate` and `predict` with the callback -------------------------------------------------------
-
-
-def test_evaluate_and_predict_use_the_averages_and_put_the_weights_back():
-    model = compiled(eagerly=False)
-    fit(model)
-    x, y = VALIDATION
-    for _ in range(2):
-        use = kgo.UseAveragedWeights()
-        assert model.evaluate(x, y, verbose=0, callbacks=[use]) == AVERAGE
-        assert weight(model) == RAW
-        assert model.predict(x, verbose=0, callbacks=[use])[0, 0] == AVERAGE
-        assert weight(model) == RAW
-        assert model.predict(x, verbose=0)[0, 0] == RAW
-        assert model.evaluate(x, y, verbose=0) == RAW
-
-
 @pytest.mark.parametrize("call", ["evaluate", "predict"])
 @pytest.mark.parametrize("place", ["the step", "a callback"])
 def test_an_exception_of_evaluate_or_predict_brings_the_weights_back(place, call, monkeypatch):
@@ -623,6 +611,15 @@ def test_without_the_callback_or_with_raw_the_statistics_are_those_of_the_weight
         assert_equal(statistics(model), raw)
 
 
+def assert_estimated(found: list[np.ndarray], model: keras.Model, size: int) -> None:
+    """Statistics are the mean over samples, of batches of a size."""
+    kernel, bias = (w.astype("float64") for w in model.get_layer("first").get_weights())
+    parts = [X[start : start + size] @ kernel + bias for start in range(0, len(X), size)]
+    for value, reduced in zip(found, (np.mean, np.var), strict=True):
+        expected = sum(len(part) * reduced(part, axis=0) for part in parts) / len(X)
+        np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_statistics_are_estimated_for_the_averages_and_taken_back_with_them():
     model = network(0.25)
     train(model, 2)
@@ -630,13 +627,9 @@ def test_statistics_are_estimated_for_the_averages_and_taken_back_with_them():
     momentum = model.get_layer("norm").momentum
     with kgo.averaged_weights(model):
         kgo.update_batch_norm(model, X, batch_size=8)
-        weights = model.get_weights()
-        found = statistics(model)
+        assert_estimated(statistics(model), model, 8)
     assert_equal(state(model), before)
     assert model.get_layer("norm").momentum == momentum
-    hidden = (X @ weights[0] + weights[1]).reshape(3, 8, 4).astype("float64")
-    np.testing.assert_allclose(found[0], hidden.mean(axis=(0, 1)), rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(found[1], hidden.var(axis=1).mean(axis=0), rtol=1e-4)
     # The callback does the same before each validation, and keeps it.
     train(model, callbacks=[kgo.UseAveragedWeights(batch_norm=X)])
     with kgo.averaged_weights(model):
@@ -679,12 +672,7 @@ def test_statistics_are_the_mean_over_samples_and_nothing_else_changes(data):
     source, options = data()
     kgo.update_batch_norm(model, source, **options)
     assert_equal(arrays(own), before)
-    kernel, bias = (w.astype("float64") for w in model.get_layer("first").get_weights())
-    parts = [X[:10] @ kernel + bias, X[10:20] @ kernel + bias, X[20:] @ kernel + bias]
-    means = sum(len(part) * part.mean(axis=0) for part in parts) / len(X)
-    variances = sum(len(part) * part.var(axis=0) for part in parts) / len(X)
-    np.testing.assert_allclose(statistics(model)[0], means, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(statistics(model)[1], variances, rtol=1e-4)
+    assert_estimated(statistics(model), model, 10)
 
 
 def failing() -> Any:

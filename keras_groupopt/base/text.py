@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Sequence
 
 SHOWN = 5
 
 
-def untaken(name: str, taken: Container[str], mark: str = "_") -> str:
+def untaken(name: str, taken: Collection[str], mark: str = "_") -> str:
     """Returns `name`, or if it is taken, `name` with a mark and the next number from 2 on.
 
     Example:

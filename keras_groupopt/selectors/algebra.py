@@ -132,21 +132,33 @@ class Selector(ABC):
     def __repr__(self) -> str:
         return self.describe()
 
+
+class _WithParts(Selector):
+    """A selector made of selectors."""
+
+    parts: tuple[Selector, ...]
+
+    def is_serializable(self) -> bool:
+        """Returns whether all parts are serializable."""
+        return all(part.is_serializable() for part in self.parts)
+
+    def _key(self) -> tuple[Any, ...]:
+        return self.parts
+
     def _bracketed(self, part: Selector) -> str:
         text = part.describe()
         return text if part._precedence > self._precedence else f"({text})"
 
 
-class _Combination(Selector):
+class _Combination(_WithParts):
     """Selectors combined by one operator. Nested combinations of the same kind become one."""
 
     _sign: ClassVar[str]
-    parts: tuple[Selector, ...]
 
     def __init__(self, *parts: Selector) -> None:
         flat: list[Selector] = []
         for part in parts:
-            flat += part.parts if type(part) is type(self) else [part]
+            flat += part.parts if isinstance(part, type(self)) else [part]
         self.parts = tuple(flat)
 
     def describe(self) -> str:
@@ -159,13 +171,6 @@ class _Combination(Selector):
     @classmethod
     def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
         return cls(*(Selector.from_config(config) for config in arguments["selectors"]))
-
-    def is_serializable(self) -> bool:
-        """Returns whether all parts are serializable."""
-        return all(part.is_serializable() for part in self.parts)
-
-    def _key(self) -> tuple[Any, ...]:
-        return self.parts
 
 
 class Or(_Combination):
@@ -192,39 +197,32 @@ class And(_Combination):
         return catalog.everything.intersection(*[part.resolve(catalog) for part in self.parts])
 
 
-class Not(Selector):
+class Not(_WithParts):
     """The variables that the part does not choose."""
 
     kind = "not"
     _precedence = 3
 
     def __init__(self, part: Selector) -> None:
-        self.part = part
+        self.parts = (part,)
 
     def resolve(self, catalog: VariableCatalog) -> frozenset[int]:
         """Returns the complement of the part."""
-        return catalog.everything - self.part.resolve(catalog)
+        return catalog.everything - self.parts[0].resolve(catalog)
 
     def describe(self) -> str:
         """Returns `~` and the part."""
-        return f"~{self._bracketed(self.part)}"
+        return f"~{self._bracketed(self.parts[0])}"
 
     def _arguments(self, catalog: VariableCatalog | None) -> dict[str, Any]:
-        return {"of": self.part.get_config(catalog)}
+        return {"of": self.parts[0].get_config(catalog)}
 
     @classmethod
     def _from_arguments(cls, arguments: dict[str, Any]) -> Selector:
         return cls(Selector.from_config(arguments["of"]))
 
-    def is_serializable(self) -> bool:
-        """Returns whether the part is serializable."""
-        return self.part.is_serializable()
-
     def __invert__(self) -> Selector:
-        return self.part
-
-    def _key(self) -> Selector:
-        return self.part
+        return self.parts[0]
 
 
 def as_selector(value: Any, argument: str = "selector") -> Selector:

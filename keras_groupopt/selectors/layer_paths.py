@@ -155,7 +155,6 @@ class _Walk:
     _entered: dict[int, int] = field(default_factory=dict)
     _open: set[int] = field(default_factory=set)
     _children: dict[int, list[tuple[keras.Layer, str, bool]]] = field(default_factory=dict)
-    _class_names: dict[type, tuple[str, ...]] = field(default_factory=dict)
 
     def enter(self, layer: keras.Layer, prefix: str, layers: tuple[LayerInfo, ...]) -> None:
         key = id(layer)
@@ -173,7 +172,7 @@ class _Walk:
             self.places.setdefault(id(variable), []).append(_Place(prefix + name, name, layers))
         for child, name, automatic in self._named_children(layer):
             path = prefix + name
-            classes = self._classes(type(child))
+            classes = tuple(compat.layer_class_names(type(child)))
             info = LayerInfo(name, path, classes, id(child), child.name, automatic)
             self.enter(child, path + "/", (*layers, info))
         self._open.discard(key)
@@ -190,11 +189,6 @@ class _Walk:
                 (child, *name) for child, name in zip(children, named, strict=True)
             ]
         return self._children[id(layer)]
-
-    def _classes(self, cls: type) -> tuple[str, ...]:
-        if cls not in self._class_names:
-            self._class_names[cls] = tuple(compat.layer_class_names(cls))
-        return self._class_names[cls]
 
 
 def _variable_info(variable: Any, places: list[_Place], trainable: bool) -> VariableInfo:

@@ -64,9 +64,8 @@ def _pairs(part: BuiltGroup, owners: Mapping[int, Any], strict: bool) -> list[tu
         variables = compat.built_variables(inner)
         names = slots.slot_names(inner, len(variables))
         for variable in inner.variables:
-            if id(variable) in names:
-                index, slot = names[id(variable)]
-                found[None if index is None else id(variables[index]), slot] = variable
+            index, slot = names[id(variable)]
+            found[None if index is None else id(variables[index]), slot] = variable
     pairs, missing = [], []
     for variable in part.rule.variables:
         if variable is part.rule.iterations:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -99,12 +98,10 @@ def load_torch_state(
         )
     built = optimizer._require_built("load_torch_state")
     targets = {
-        own.path: _Target(part, own)
-        for part in built.groups
-        if not part.frozen
-        for own in part.members
+        own.path: (part, own) for part in built.groups if not part.frozen for own in part.members
     }
-    loading = _Loading(targets, transpose)
+    decided = transpose if isinstance(transpose, Mapping) else dict.fromkeys(targets, transpose)
+    loading = _Loading(targets, decided)
     states = {str(key): value for key, value in state_dict["state"].items()}
     for number, path in _paths_by_number(state_dict, paths).items():
         if path is not None:
@@ -126,7 +123,7 @@ def load_torch_state(
         )
     for step in list(loading.steps.values())[:1]:
         optimizer.iterations.assign(step)
-        for part in {id(target.part): target.part for target in loading.loaded}.values():
+        for part in {id(part): part for part in loading.seen.values()}.values():
             part.rule.iterations.assign(step)
     rates = optimizer.learning_rates
     for name, variable, value, sign in loading.found:
@@ -167,93 +164,79 @@ def _paths_by_number(state_dict: Mapping[str, Any], paths: Any) -> dict[Any, str
     return dict(zip(numbers, paths, strict=True))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Target:
-    """One variable of the optimizer, and its slots."""
-
-    part: BuiltGroup
-    own: BuiltVariable
-
-    @property
-    def rule(self) -> str:
-        return str(self.part.planned.group.rule.label)
-
-    @property
-    def slots(self) -> dict[str, Any]:
-        """The state variables by slot."""
-        return self.own.slots
-
-
 class _Loading:
-    """The states that are to be assigned, and the errors."""
+    """The states that are to be assigned, and the errors.
+
+    Args:
+        targets: The group and the variable at each path.
+        transpose: Whether to transpose weights, by path.
+    """
 
     def __init__(
-        self, targets: Mapping[str, _Target], transpose: bool | Mapping[str, bool] | None
+        self,
+        targets: Mapping[str, tuple[BuiltGroup, BuiltVariable]],
+        transpose: Mapping[str, bool | None],
     ) -> None:
         self.targets = targets
-        self.transpose = (
-            dict(transpose) if isinstance(transpose, Mapping) else dict.fromkeys(targets, transpose)
-        )
-        self.seen: set[str] = set()
-        self.loaded: list[_Target] = []
+        self.transpose = transpose
+        # The groups of the paths that have a parameter.
+        self.seen: dict[str, BuiltGroup] = {}
         self.steps: dict[str, int] = {}
         # Group, state variable, value, and the sign of the rate that multiplies the value.
         self.found: list[tuple[str, Any, np.ndarray, float | None]] = []
-        self.wrong: list[str] = []
-        self.wrong += [
+        self.wrong = [
             f"{path}: in `transpose`,{self._nearest(path)}"
-            for path in self.transpose
+            for path in transpose
             if path not in targets
         ]
 
     def take(self, path: str, state: Mapping[str, Any]) -> None:
         """Adds the state of the parameter at `path`."""
-        target = self.targets.get(path)
-        if target is None:
+        if path not in self.targets:
             self.wrong.append(f"{path}: mapped to,{self._nearest(path)}")
             return
         if path in self.seen:
             self.wrong.append(f"{path}: two parameters are mapped to it")
             return
-        self.seen.add(path)
-        if target.rule not in _SLOTS:
+        part, own = self.targets[path]
+        self.seen[path] = part
+        rule, slots = str(part.planned.group.rule.label), own.slots
+        if rule not in _SLOTS:
             self.wrong.append(
-                f"{path}: the rule {target.rule} has no known counterpart in torch; these have "
+                f"{path}: the rule {rule} has no known counterpart in torch; these have "
                 f"one: {', '.join(_SLOTS)}"
             )
             return
-        self.loaded.append(target)
-        slots, names = target.slots, _SLOTS[target.rule]
+        names = _SLOTS[rule]
         for name, value in state.items():
             if name == "step":
                 self.steps[path] = int(_as_array(value))
             elif value is not None and slots.get(names.get(name, "")) is None:
-                self.wrong.append(f"{path}: {name} has no slot in {target.rule}")
+                self.wrong.append(f"{path}: {name} has no slot in {rule}")
         wanted = {slot: name for name, slot in names.items() if slot in slots}
         for slot in slots:
             value = state.get(wanted.get(slot, ""))
             if value is None:
                 self.wrong.append(
-                    f"{path}: no state for {slot} of {target.rule} "
+                    f"{path}: no state for {slot} of {rule} "
                     "(torch has none for parameters without gradients: pass `None` as their "
                     "path and `strict=False`)"
                 )
+                continue
+            name, value = wanted[slot], _as_array(value)
+            place = f"{path}: {name} of shape {list(value.shape)}"
+            try:
+                fitting = weight_axes.to_keras(
+                    value, tuple(slots[slot].shape), self.transpose.get(path)
+                )
+            except ValueError:
+                self.wrong.append(f"{place} fits transposed and not transposed; set `transpose`")
+                continue
+            if fitting is None:
+                self.wrong.append(f"{place} does not fit {list(slots[slot].shape)}")
             else:
-                self._fit(target, wanted[slot], slots[slot], _as_array(value))
-
-    def _fit(self, target: _Target, name: str, slot: Any, value: np.ndarray) -> None:
-        shape = tuple(slot.shape)
-        where = f"{target.own.path}: {name} of shape {list(value.shape)}"
-        try:
-            fitting = weight_axes.to_keras(value, shape, self.transpose.get(target.own.path))
-        except ValueError:
-            self.wrong.append(f"{where} fits transposed and not transposed; set `transpose`")
-            return
-        if fitting is None:
-            self.wrong.append(f"{where} does not fit {list(shape)}")
-        else:
-            sign = _TIMES_RATE.get((target.rule, name))
-            self.found.append((target.part.name, slot, fitting, sign))
+                sign = _TIMES_RATE.get((rule, name))
+                self.found.append((part.name, slots[slot], fitting, sign))
 
     def _nearest(self, path: str) -> str:
         near: Iterable[str] = difflib.get_close_matches(path, self.targets, n=1)

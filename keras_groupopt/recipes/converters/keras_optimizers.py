@@ -64,7 +64,6 @@ def from_multi_optimizer(optimizer: Any, model: Any) -> GroupedOptimizer:
     ...     assert [group.name for group in optimizer.plan.groups] == ["encoder", "default"]
     """
     multi = _unwrap(optimizer)
-    names = _names(multi)
     variables = list(model.trainable_variables)
     paths = {info.identity: info.path for info in layer_paths.describe_model(model).infos}
     owners = {id(variable): _inner_of(multi, variable) for variable in variables}
@@ -77,12 +76,13 @@ def from_multi_optimizer(optimizer: Any, model: Any) -> GroupedOptimizer:
         )
     inners = list({id(inner): inner for inner in owners.values()}.values())
     default = getattr(_map_of(multi), "default_optimizer", None)
+    names = _names(multi, inners, default)
     # The default optimizer comes first here, so that its rate becomes the base if possible.
     ordered = sorted(inners, key=lambda inner: inner is not default)
     base, rates = _rates(ordered, names)
     groups = []
     for inner in inners:
-        name, members = names(inner), [v for v in variables if owners[id(v)] is inner]
+        name, members = names[id(inner)], [v for v in variables if owners[id(v)] is inner]
         is_default = name == DEFAULT_GROUP
         selector = None if is_default else selectors.variables(*(paths[id(v)] for v in members))
         options = _decay_and_clipping(inner, members, paths, name)
@@ -133,9 +133,6 @@ def from_optimizer(optimizer: Any, model: Any, groups: Any = None) -> GroupedOpt
     variables = list(model.trainable_variables)
     paths = {info.identity: info.path for info in layer_paths.describe_model(model).infos}
     options = _decay_and_clipping(inner, variables, paths, where)
-    if "weight_decay" not in options:
-        # Groups with their own decay use the default exclusion.
-        options.pop("exclude_from_decay", None)
     converted = GroupedOptimizer(
         () if groups is None else groups,
         model=model,
@@ -175,25 +172,23 @@ def _inner_of(multi: Any, variable: Any) -> Any:
     return compat.inner_optimizer_of(multi, variable)
 
 
-def _names(multi: Any) -> Any:
-    """Returns a function that names the group of an inner optimizer by its key in the map."""
+def _names(multi: Any, inners: Sequence[Any], default: Any) -> dict[int, str]:
+    """Returns the names of the groups of inner optimizers, from their keys in the map."""
     mapping = _map_of(multi)
     items = list(mapping.items()) if isinstance(mapping, Mapping) else []
-    default = getattr(mapping, "default_optimizer", None)
-    given: dict[int, str] = {} if default is None else {id(default): DEFAULT_GROUP}
-
-    def name_of(inner: Any) -> str:
-        if id(inner) not in given:
+    names = {id(default): DEFAULT_GROUP}
+    for inner in inners:
+        if inner is not default:
             keys = [key for key, value in items if value is inner]
             plain = [re.sub(r"[^\w-]+", "_", key, flags=re.ASCII).strip("_") for key in keys]
             base = next(filter(None, plain), rule_of(inner).label)
-            given[id(inner)] = text.untaken(base, {DEFAULT_GROUP, *given.values()})
-        return given[id(inner)]
-
-    return name_of
+            names[id(inner)] = text.untaken(base, names.values())
+    return names
 
 
-def _rates(inners: Sequence[Any], names: Any) -> tuple[Any, dict[int, dict[str, Any]]]:
+def _rates(
+    inners: Sequence[Any], names: Mapping[int, str]
+) -> tuple[Any, dict[int, dict[str, Any]]]:
     """Returns the base rate, and for each inner optimizer its group's arguments for the rate."""
     declared = {id(inner): compat.declared_learning_rate(inner) for inner in inners}
     for inner in inners:
@@ -201,7 +196,7 @@ def _rates(inners: Sequence[Any], names: Any) -> tuple[Any, dict[int, dict[str, 
         if callable(rate) and not hasattr(rate, "get_config"):
             raise ValueError(
                 "The rate of an inner optimizer must be a number or a schedule. Received: "
-                f'{rate!r} for "{names(inner)}". Make it a '
+                f'{rate!r} for "{names[id(inner)]}". Make it a '
                 "`keras.optimizers.schedules.LearningRateSchedule`."
             )
     numbers = {key: rate for key, rate in declared.items() if not callable(rate)}

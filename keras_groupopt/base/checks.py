@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import functools
 import inspect
 import math
 import numbers
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial, wraps
 from typing import Any, TypeVar
 
 _Class = TypeVar("_Class", bound=type)
@@ -56,7 +56,7 @@ def answer_unknown(habits: Mapping[str, str]) -> Callable[[_Class], _Class]:
         init = cls.__init__  # type: ignore[misc]
         known = list(inspect.signature(init).parameters)[1:]
 
-        @functools.wraps(init)
+        @wraps(init)
         def checked(self: Any, *args: Any, **arguments: Any) -> None:
             for name, value in arguments.items():
                 if name in known:
@@ -85,39 +85,28 @@ def errors_in(where: str) -> Iterator[None]:
         raise kind(f"In {where}: {error}") from error
 
 
-def check_number(name: str, value: Any, *, where: str) -> float:
-    """Returns a finite number of at least 0."""
-    return _real(name, value, where, "a finite number >= 0", lambda number: number >= 0)
+def _real(
+    name: str, value: Any, *, where: str, must: str, is_in_range: Callable[[float], bool]
+) -> float:
+    """Returns `value` as a finite float; accepts int, float, NumPy scalars and 0-d arrays."""
+    number = value
+    if hasattr(value, "item") and getattr(value, "shape", None) == () and not callable(value):
+        number = value.item()
+    if isinstance(number, bool) or not isinstance(number, numbers.Real):
+        raise TypeError(message(name, value, must, where))
+    number = float(number)
+    if not (math.isfinite(number) and is_in_range(number)):
+        raise ValueError(message(name, value, must, where))
+    return number
 
 
-def check_positive(name: str, value: Any, *, where: str) -> float:
-    """Returns a finite number above 0."""
-    return _real(name, value, where, "a positive finite number", lambda number: number > 0)
-
-
-def check_negative(name: str, value: Any, *, where: str) -> float:
-    """Returns a finite number below 0."""
-    return _real(name, value, where, "a negative finite number", lambda number: number < 0)
-
-
-def check_finite(name: str, value: Any, *, where: str) -> float:
-    """Returns a finite number of any sign."""
-    return _real(name, value, where, "a finite number", lambda number: True)
-
-
-def check_fraction(name: str, value: Any, *, where: str) -> float:
-    """Returns a number in [0, 1)."""
-    return _real(name, value, where, "a number in [0, 1)", lambda number: 0 <= number < 1)
-
-
-def check_share(name: str, value: Any, *, where: str) -> float:
-    """Returns a number in [0, 1]."""
-    return _real(name, value, where, "a number in [0, 1]", lambda number: 0 <= number <= 1)
-
-
-def check_factor(name: str, value: Any, *, where: str) -> float:
-    """Returns a number in (0, 1]."""
-    return _real(name, value, where, "a number in (0, 1]", lambda number: 0 < number <= 1)
+check_number = partial(_real, must="a finite number >= 0", is_in_range=lambda x: x >= 0)
+check_positive = partial(_real, must="a positive finite number", is_in_range=lambda x: x > 0)
+check_negative = partial(_real, must="a negative finite number", is_in_range=lambda x: x < 0)
+check_finite = partial(_real, must="a finite number", is_in_range=math.isfinite)
+check_fraction = partial(_real, must="a number in [0, 1)", is_in_range=lambda x: 0 <= x < 1)
+check_share = partial(_real, must="a number in [0, 1]", is_in_range=lambda x: 0 <= x <= 1)
+check_factor = partial(_real, must="a number in (0, 1]", is_in_range=lambda x: 0 < x <= 1)
 
 
 def check_count(name: str, value: Any, least: int, *, where: str) -> int:
@@ -181,18 +170,3 @@ def check_clipping(
         )
     checked = {name: check_positive(name, value, where=where) for name, value in given.items()}
     return checked.get("clipnorm"), checked.get("global_clipnorm"), checked.get("clipvalue")
-
-
-def _real(
-    name: str, value: Any, where: str, must: str, is_in_range: Callable[[float], bool]
-) -> float:
-    """Returns `value` as a float; accepts int, float, NumPy scalars and 0-d arrays."""
-    number = value
-    if hasattr(value, "item") and getattr(value, "shape", None) == () and not callable(value):
-        number = value.item()
-    if isinstance(number, bool) or not isinstance(number, numbers.Real):
-        raise TypeError(message(name, value, must, where))
-    number = float(number)
-    if not (math.isfinite(number) and is_in_range(number)):
-        raise ValueError(message(name, value, must, where))
-    return number

@@ -6,7 +6,7 @@ from typing import Any
 
 from keras_groupopt.base.checks import is_schedule
 from keras_groupopt.plan.averages import describe as describe_average
-from keras_groupopt.plan.views.figures import PLAN_FORMAT
+from keras_groupopt.plan.views.figures import CLIPPING_OPTIONS, PLAN_FORMAT
 from keras_groupopt.schedules.from_base import FromBase
 from keras_groupopt.selectors import Selector
 
@@ -57,9 +57,7 @@ def _group_dict(planned: Any, defaults: Any) -> dict[str, Any]:
         "anchor": None if group.anchor is None else group.anchor.kind,
         "exclude_from_decay": exclusion.describe() if isinstance(exclusion, Selector) else None,
         "frozen": group.frozen,
-        "clipnorm": group.clipnorm,
-        "global_clipnorm": group.global_clipnorm,
-        "clipvalue": group.clipvalue,
+        **{limit: getattr(group, limit) for limit in CLIPPING_OPTIONS},
         "variables": [
             {
                 **{key: value for key, value in v.record.items() if key != "ratio_index"},

@@ -11,7 +11,7 @@ import keras
 from keras_groupopt.base.checks import check_count
 from keras_groupopt.plan.group import Group
 from keras_groupopt.recipes.parts import listed_parts, parts_of
-from keras_groupopt.schedules.unfreezing import UnfreezeAt
+from keras_groupopt.schedules.steps import UnfreezeAt
 from keras_groupopt.selectors import Selector, as_selector
 
 

@@ -17,6 +17,6 @@ from keras_groupopt.schedules.decays import WarmupStableDecay as WarmupStableDec
 from keras_groupopt.schedules.functions import Lambda as Lambda
 from keras_groupopt.schedules.steps import MultiStep as MultiStep
 from keras_groupopt.schedules.steps import Step as Step
+from keras_groupopt.schedules.steps import UnfreezeAt as UnfreezeAt
 from keras_groupopt.schedules.transitions import SWA as SWA
 from keras_groupopt.schedules.transitions import Warmup as Warmup
-from keras_groupopt.schedules.unfreezing import UnfreezeAt as UnfreezeAt

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import keras
 from keras import ops
 
 from keras_groupopt.base.arguments import set_checked
 from keras_groupopt.base.checks import is_schedule
-from keras_groupopt.schedules.horizon import is_fit, known_steps, needs_horizon, steps_in_force
+from keras_groupopt.schedules.horizon import (
+    end_of,
+    is_fit,
+    known_steps,
+    length_of,
+    needs_horizon,
+    steps_in_force,
+)
 from keras_groupopt.schedules.serialization import deserialize_scalar, serialize_scalar
+
+# `registered` looks to type checkers like an import from elsewhere.
+__all__ = ["Schedule", "Wrapping", "registered"]
 
 Tensor = Any
 
@@ -99,14 +109,32 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return cls(**{name: _from_plain(value, cls.__name__) for name, value in config.items()})
 
 
-Class = TypeVar("Class", bound=Schedule)
+class Wrapping(Schedule):
+    """The base class of schedules that end when a schedule among their arguments does."""
+
+    def _of_inner(self, function: Callable[[Any], int | None]) -> int | None:
+        """Returns what `function`, the end or the length, is of the inner schedule."""
+        raise NotImplementedError
+
+    def end(self) -> int | None:
+        """Returns the step after which the value is constant, or `None` if it never is."""
+        return self._of_inner(end_of)
+
+    def length(self) -> int | None:
+        """Returns the number of steps it is made for, or `None` if it suits any run."""
+        return self._of_inner(length_of)
 
 
-def registered(cls: type[Class]) -> type[Class]:
-    """Registers a schedule with Keras. The fields of its dataclass become its `arguments`."""
-    cls.arguments = tuple(argument.name for argument in dataclasses.fields(cls))
-    register = keras.saving.register_keras_serializable(package="keras_groupopt")
-    return register(cls)
+if TYPE_CHECKING:
+    # Type checkers know what `dataclass` does to a constructor.
+    from dataclasses import dataclass as registered
+else:
+
+    def registered(cls: type) -> type:
+        """Makes a schedule a dataclass and registers it. Its fields become its `arguments`."""
+        cls = dataclasses.dataclass(eq=False, repr=False)(cls)
+        cls.arguments = tuple(argument.name for argument in dataclasses.fields(cls))
+        return keras.saving.register_keras_serializable(package="keras_groupopt")(cls)
 
 
 def _plain(value: Any, where: str) -> Any:

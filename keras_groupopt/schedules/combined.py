@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from keras import ops
 
 from keras_groupopt.base.arguments import NUMBER, checked_by
 from keras_groupopt.base.checks import message
-from keras_groupopt.schedules.base import Schedule, registered
+from keras_groupopt.schedules.base import Schedule, Wrapping, registered
 from keras_groupopt.schedules.constant import as_schedule, schedule_or_number
 from keras_groupopt.schedules.horizon import (
     end_of,
@@ -42,8 +42,7 @@ SCHEDULES = checked_by(check_schedules)
 
 
 @registered
-@dataclass(eq=False, repr=False)
-class Sequential(Schedule):
+class Sequential(Wrapping):
     """One schedule after another. Each counts its own steps from 0.
 
     From the milestone m at which a schedule begins until the next milestone, the value is
@@ -104,23 +103,14 @@ class Sequential(Schedule):
             return horizon(self.milestones[place] - start)
         return without_first(start, "Sequential")
 
-    def _of_last(self, function: Callable[[Any], int | None]) -> int | None:
+    def _of_inner(self, function: Callable[[Any], int | None]) -> int | None:
         last = len(self.milestones)
         with self._horizon_of(last):
             steps = function(self.schedules[last])
         return None if steps is None else steps + self._start(last)
 
-    def end(self) -> int | None:
-        """Returns the step after which the value is constant, or `None` if it never is."""
-        return self._of_last(end_of)
-
-    def length(self) -> int | None:
-        """Returns the number of steps it is made for, or `None` if it suits any run."""
-        return self._of_last(length_of)
-
 
 @registered
-@dataclass(eq=False, repr=False)
 class Chained(Schedule):
     """The product of schedules, all at the same step.
 
@@ -168,8 +158,7 @@ class Chained(Schedule):
 
 
 @registered
-@dataclass(eq=False, repr=False)
-class Scaled(Schedule):
+class Scaled(Wrapping):
     """A schedule times a number: factor · schedule(t).
 
     Args:
@@ -194,10 +183,5 @@ class Scaled(Schedule):
         """Returns the value at `step`."""
         return ops.cast(self.schedule(step), "float32") * self.factor
 
-    def end(self) -> int | None:
-        """Returns the step after which the value is constant, or `None` if it never is."""
-        return end_of(self.schedule)
-
-    def length(self) -> int | None:
-        """Returns the number of steps it is made for, or `None` if it suits any run."""
-        return length_of(self.schedule)
+    def _of_inner(self, function: Callable[[Any], int | None]) -> int | None:
+        return function(self.schedule)

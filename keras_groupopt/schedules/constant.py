@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import keras
@@ -13,7 +13,6 @@ from keras_groupopt.schedules.base import Schedule, registered
 
 
 @registered
-@dataclass(eq=False, repr=False)
 class ConstantRate(Schedule):
     """The same rate at every optimizer step: `learning_rate(t) = rate`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from keras import ops
@@ -25,7 +25,6 @@ Tensor = Any
 
 
 @registered
-@dataclass(eq=False, repr=False)
 class OneCycle(Schedule):
     """Rises from a low value to a peak, then falls far below where it began: one cycle.
 
@@ -142,7 +141,6 @@ class OneCycle(Schedule):
 
 
 @registered
-@dataclass(eq=False, repr=False)
 class Cyclic(Schedule):
     """Goes up and down between two values repeatedly, in straight lines.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from keras import ops
@@ -18,7 +18,6 @@ Tensor = Any
 
 
 @registered
-@dataclass(eq=False, repr=False)
 class Linear(Schedule):
     """Goes in a straight line from one value to another, and stays there.
 
@@ -56,7 +55,6 @@ class Linear(Schedule):
 
 
 @registered
-@dataclass(eq=False, repr=False)
 class Polynomial(Schedule):
     """Warms up in a straight line, decays along a power, and stays at the end value.
 
@@ -134,7 +132,6 @@ def check_steps_or_share(name: str, value: Any, *, where: str) -> int | float:
 
 
 @registered
-@dataclass(eq=False, repr=False)
 class WarmupStableDecay(Schedule):
     """Warms up in a straight line, holds the peak, and decays over the last steps.
 

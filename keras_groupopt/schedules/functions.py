@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from keras import ops
@@ -39,7 +39,6 @@ FUNCTION = checked_by(check_function)
 
 
 @registered
-@dataclass(eq=False, repr=False)
 class Lambda(Schedule):
     """A number times a function of the optimizer step: learning_rate · function(t).
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from keras import ops
 
 from keras_groupopt.base.arguments import NUMBER, checked_by, count, one_of
 from keras_groupopt.schedules.arithmetic import CURVES, mix
-from keras_groupopt.schedules.base import Schedule, registered
+from keras_groupopt.schedules.base import Schedule, Wrapping, registered
 from keras_groupopt.schedules.constant import schedule_or_number
-from keras_groupopt.schedules.horizon import end_of, length_of, without_first
+from keras_groupopt.schedules.horizon import without_first
 
 Tensor = Any
 
 
 @registered
-@dataclass(eq=False, repr=False)
-class Warmup(Schedule):
+class Warmup(Wrapping):
     """A warm-up, then a schedule that counts its own steps from 0.
 
     For t < steps the value goes from `start` to schedule(0); then it is schedule(t − steps). A
@@ -60,18 +59,10 @@ class Warmup(Schedule):
         # From step `steps` on the share of `start` is 0, so the value is that of the schedule.
         return mix(self.start, ops.cast(goal, "float32"), step, self.steps, self.curve)
 
-    def _after_warmup(self, function: Callable[[Any], int | None]) -> int | None:
+    def _of_inner(self, function: Callable[[Any], int | None]) -> int | None:
         with without_first(self.steps, "Warmup"):
             steps = function(self.schedule)
         return None if steps is None else steps + self.steps
-
-    def end(self) -> int | None:
-        """Returns the step after which the value is constant, or `None` if it never is."""
-        return self._after_warmup(end_of)
-
-    def length(self) -> int | None:
-        """Returns the number of steps it is made for, or `None` if it suits any run."""
-        return self._after_warmup(length_of)
 
 
 def warmup(schedule: Any, steps: int, start: float = 0.0, curve: str = "linear") -> Warmup:
@@ -101,7 +92,6 @@ def warmup(schedule: Any, steps: int, start: float = 0.0, curve: str = "linear")
 
 
 @registered
-@dataclass(eq=False, repr=False)
 class SWA(Schedule):
     """Follows a schedule up to a step, then anneals to a fixed value, for averaging weights.
 

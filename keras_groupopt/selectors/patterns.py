@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 from keras_groupopt.selectors.variable_info import VariableCatalog
 
@@ -28,13 +25,11 @@ class Pattern:
     Args:
         text: The pattern as written.
         regex: The expression that a whole path must match.
-        start: Literal text at the start of every matching path. Default: "".
-        literal: Whether the pattern matches only `start`. Default: False.
+        literal: Whether the pattern matches only `text`. Default: False.
     """
 
     text: str
     regex: re.Pattern[str]
-    start: str = ""
     literal: bool = False
 
     def matches(self, path: str) -> bool:
@@ -49,26 +44,15 @@ class Pattern:
         """
         by_place = catalog.by_place
         if self.literal:
-            found = frozenset(by_place.get(self.start, ()))
+            found = frozenset(by_place.get(self.text, ()))
         else:
-            found = frozenset().union(
-                *(by_place[path] for path in self._candidates(catalog) if self.matches(path))
-            )
+            found = frozenset().union(*(by_place[path] for path in by_place if self.matches(path)))
         return found or self._claim_keras_paths(catalog)
-
-    def _candidates(self, catalog: VariableCatalog) -> Iterator[str]:
-        paths = catalog.sorted_places
-        for path in islice(paths, bisect_left(paths, self.start), None):
-            if not path.startswith(self.start):
-                return
-            yield path
 
     def _claim_keras_paths(self, catalog: VariableCatalog) -> frozenset[int]:
         found: set[int] = set()
         shared: list[int] = []
         for path, positions in catalog.keras_paths.items():
-            if not path.startswith(self.start):
-                continue
             levels = path.split("/")
             if any(self.matches("/".join(levels[:end])) for end in range(1, len(levels) + 1)):
                 found.update(positions)
@@ -129,15 +113,12 @@ def compile_glob(text: str) -> Pattern:
             slash = "" if last or levels[number + 1 :] == ["**"] else "/"
             parts.append(_compile_level(text, level) + slash)
     literal = not any(character in text for character in _WILDCARDS)
-    start = text if literal else text[: min(text.find(c) for c in _WILDCARDS if c in text)]
-    if not literal and text.startswith("**", len(start)):
-        start = start.removesuffix("/")
     try:
         # `[z-a]` raises an error here.
         regex = re.compile("".join(parts), re.DOTALL)
     except re.error as error:
         raise _bad(text, "be a valid glob", f"It fails with: {error}.") from error
-    return Pattern(text, regex, start, literal)
+    return Pattern(text, regex, literal)
 
 
 def compile_regex(text: str) -> Pattern:

@@ -218,11 +218,6 @@ class VariableCatalog:
         )
 
     @cached_property
-    def sorted_places(self) -> tuple[str, ...]:
-        """The keys of `by_place`, sorted, so that those with the same beginning are adjacent."""
-        return tuple(sorted(self.by_place))
-
-    @cached_property
     def keras_paths(self) -> dict[str, tuple[int, ...]]:
         """Positions of the variables with each `keras_path` that is not a place of any variable."""
         return _positions_by(

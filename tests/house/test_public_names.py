@@ -23,8 +23,8 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 # No instance of these is saved; and how to make one of each class that has arguments without a
 # default and a `get_config`.
 BASES = ("GradientRule", "SharpnessAware", "schedules.Schedule")
-# A base that is inside, and what stands for rules of Keras while a step is taken.
-INSIDE = ("UpdateRule", "Ftrl", "SGD", "RMSprop")
+# Bases that are inside, and what stands for rules of Keras while a step is taken.
+INSIDE = ("UpdateRule", "Wrapping", "Ftrl", "SGD", "RMSprop")
 EXAMPLES: dict[str, Callable[[], Any]] = {
     "SharpnessAwareModel": lambda: kgo.SharpnessAwareModel(
         i := keras.Input((2,)), keras.layers.Dense(2)(i)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -229,13 +228,9 @@ def _plain(value: Any) -> Any:
     """Lists for tuples, so that a plan equals itself read back from JSON."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
     return value
 
 
 def _text(value: Any) -> str:
     """A value in full, so that two different values do not read alike."""
-    if isinstance(value, Mapping):
-        return json.dumps(value, ensure_ascii=False, sort_keys=True)
     return repr(value) if value is None or isinstance(value, bool) else value_text(value)

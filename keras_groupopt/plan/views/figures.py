@@ -15,8 +15,12 @@ Record = Mapping[str, Any]
 NONE = "–"
 # `>` marks columns of numbers.
 GROUP_COLUMNS = (
-    *("Group (rule)", "Variables>", "Params>"),
-    *("Learning rate", "Weight decay", "Memory>"),
+    "Group (rule)",
+    "Variables>",
+    "Params>",
+    "Learning rate",
+    "Weight decay",
+    "Memory>",
 )
 PLAN_FORMAT = 1
 CLIPPING_OPTIONS = ("clipnorm", "global_clipnorm", "clipvalue")
@@ -166,7 +170,7 @@ def readable_bytes(size: float) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A JSON value as short text: `–` for None, `CosineDecay(…)` for a serialised object.
+    """A value in `Plan.to_dict()` as short text, with `–` for None.
 
     Example:
     >>> value_text(1e-4), value_text(10.0), value_text(None), value_text([3, 3])
@@ -177,9 +181,6 @@ def value_text(value: Any) -> str:
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
-    if isinstance(value, Mapping):
-        named = value.get("class_name")
-        return f"{named}(…)" if isinstance(named, str) else "{…}" if value else "{}"
     if isinstance(value, list | tuple):
         inner = ", ".join(value_text(item) for item in value)
         return f"({inner},)" if len(value) == 1 else f"({inner})"

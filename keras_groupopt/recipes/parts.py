@@ -79,7 +79,7 @@ def parts_of(model: Any, head: Any = None, blocks: Any = None) -> ModelParts:
             "Pass `blocks=`, a list of paths or layers from input to output, and `head=`.",
         )
     try:
-        found = structure_of(
+        parts, last = structure_of(
             model, None if top is None else lambda owner: _positions([owner], catalog) <= top
         )
     except NoOrderError as error:
@@ -88,10 +88,10 @@ def parts_of(model: Any, head: Any = None, blocks: Any = None) -> ModelParts:
             f"{model.name!r}, with {error}. Pass `blocks=`, a list of paths or layers from input "
             "to output."
         ) from error
-    head = _positions(found.head, catalog) if top is None else top
+    head = _positions(last, catalog) if top is None else top
     taken: set[int] = set()
     below: list[frozenset[int]] = []
-    for part in (_positions(owners, catalog) for owners in found.parts):
+    for part in (_positions(owners, catalog) for owners in parts):
         below.append(part - taken)
         taken |= part
     rest = catalog.everything - taken - head

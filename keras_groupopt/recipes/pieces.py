@@ -116,9 +116,11 @@ class Reader:
 
     def without_head(self, pieces: list[Piece], big: Any) -> tuple[list[Piece], list[int]]:
         """Splits off the head of a model in which no call removes the positions."""
-        if pieces and pieces[-1].is_block and len(self._ends(pieces[-1])) > 1:
+        last = pieces[-1].calls if pieces and pieces[-1].is_block else []
+        used = {before for index in last for before in self._calls[index].before}
+        if len(set(last) - used) > 1:
             # There are several outputs, each with its own kernels.
-            return pieces[:-1], pieces[-1].calls
+            return pieces[:-1], last
         blocks = [at for at, piece in enumerate(pieces) if piece.is_block]
         start = blocks[-1] + 1 if blocks else 0
         kernels = [at for at in range(start, len(pieces)) if pieces[at].has_kernel]
@@ -134,10 +136,6 @@ class Reader:
         else:
             return pieces, []
         return pieces[:first], [i for piece in pieces[first:] for i in piece.calls]
-
-    def _ends(self, piece: Piece) -> list[int]:
-        used = {i for index in piece.calls for i in self._calls[index].before}
-        return [i for i in piece.calls if i not in used and len(piece.calls) > 1]
 
     def parts(self, pieces: Sequence[Piece]) -> list[list[int]]:
         """Joins pieces to parts: the stem, then one part per block."""

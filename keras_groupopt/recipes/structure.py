@@ -18,7 +18,6 @@ such as a transformer block, is a block too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -30,25 +29,18 @@ from keras_groupopt.recipes.pieces import Piece, Reader, longest
 _LONGEST_SIDE_HEAD = 3
 
 
-@dataclass(frozen=True)
-class Structure:
-    """The parts of a model.
-
-    Args:
-        parts: The layers with weights of each part below the head, from input to output.
-        head: The layers with weights of the head, if there is one.
-    """
-
-    parts: list[list[Any]]
-    head: list[Any]
-
-
-def structure_of(model: keras.Model, is_head: Callable[[Any], bool] | None = None) -> Structure:
+def structure_of(
+    model: keras.Model, is_head: Callable[[Any], bool] | None = None
+) -> tuple[list[list[Any]], list[Any]]:
     """Finds stem, blocks and head of a model that has a graph.
 
     Args:
         model: The model.
         is_head: Whether a layer belongs to the head. Default: the head is found.
+
+    Returns:
+        The layers with weights of each part below the head, from input to output, and the layers
+        with weights of the head, if there is one.
 
     Raises:
         NoOrderError: If there are many kernels between two cuts, or in one layer.
@@ -61,7 +53,7 @@ def structure_of(model: keras.Model, is_head: Callable[[Any], bool] | None = Non
         head = _after_last_drop(calls, kept)
     pieces, head = _read(calls, kept, head, model if is_head is None and not head else None)
     parts = [_layers(calls, part) for part in Reader(calls).parts(pieces)]
-    return Structure([part for part in parts if part], _layers(calls, sorted(head)))
+    return [part for part in parts if part], _layers(calls, sorted(head))
 
 
 def head_of(model: keras.Model) -> list[Any]:

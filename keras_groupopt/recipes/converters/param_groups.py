@@ -192,14 +192,11 @@ class _Members:
 
     def __init__(self, model: Any) -> None:
         infos = layer_paths.describe_model(model).infos
-        by_identity = {id(variable): variable for variable in model.variables}
-        self._paths: dict[int, str] = {}
-        for info in infos:
-            variable = by_identity.get(info.identity)
-            self._paths[info.identity] = info.path
-            if variable is not None and keras.backend.backend() == "torch":
-                # The parameter itself, since a copy is not trained.
-                self._paths[id(variable.value)] = info.path
+        self._paths = {info.identity: info.path for info in infos}
+        if keras.backend.backend() == "torch":
+            # The parameter itself, since a copy is not trained.
+            known = [variable for variable in model.variables if id(variable) in self._paths]
+            self._paths |= {id(variable.value): self._paths[id(variable)] for variable in known}
 
     def selector(self, params: Any, where: str) -> Selector | None:
         """Returns the selector of a group, or `None` if it is empty.

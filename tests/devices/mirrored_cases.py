@@ -176,17 +176,17 @@ def test_averages_anchors_and_a_rebuild_follow_outside_of_the_scope(strategy):
     assert apart(two) == []
 
 
-def loop(model: keras.Model, strategy: Any, compiled: bool, weighted: bool) -> Any:
-    """Returns a training step without `fit`, which builds the optimizer."""
+def loop(model: keras.Model, strategy: Any, compiled: bool, watched: bool) -> Any:
+    """Returns a training step without `fit`, of the model's variables or of one device's."""
     import tensorflow as tf
 
     def replica_step(x: Any, y: Any) -> None:
         with tf.GradientTape() as tape:
             squares = tf.reduce_mean((model(x) - y) ** 2, axis=1)
             loss = tf.nn.compute_average_loss(squares)
-        gradients = tape.gradient(loss, model.trainable_variables)
-        options = {"sample_count": tf.shape(x)[0]} if weighted else {}
-        model.optimizer.apply(gradients, model.trainable_variables, **options)
+        variables = tape.watched_variables() if watched else model.trainable_variables
+        gradients = tape.gradient(loss, variables)
+        model.optimizer.apply(gradients, variables, sample_count=tf.shape(x)[0])
 
     def step(x: Any, y: Any) -> None:
         strategy.run(replica_step, args=(x, y))
@@ -194,9 +194,12 @@ def loop(model: keras.Model, strategy: Any, compiled: bool, weighted: bool) -> A
     return tf.function(step) if compiled else step
 
 
-@pytest.mark.parametrize(("compiled", "wrap"), [(True, None), (False, scaled)])
+@pytest.mark.parametrize(
+    ("compiled", "wrap", "watched"),
+    [(True, None, False), (False, scaled, False), (False, None, True), (False, scaled, True)],
+)
 def test_a_loop_of_ones_own_builds_once_and_weighs_samples_of_all_replicas(
-    strategy, compiled, wrap
+    strategy, compiled, wrap, watched
 ):
     import tensorflow as tf
 
@@ -204,7 +207,9 @@ def test_a_loop_of_ones_own_builds_once_and_weighs_samples_of_all_replicas(
     row = {**row, "groups": WHOLE["groups"][:1], "wrap": wrap}
     models = both(row, strategy)
     for model, owner in zip(models, (tf.distribute.get_strategy(), strategy), strict=True):
-        step = loop(model, owner, compiled, weighted=True)
+        if watched:
+            model.optimizer.build(model.trainable_variables)
+        step = loop(model, owner, compiled, watched)
         x, y = data(0, 4)
         for start, stop in ((0, 4), (4, 16), (16, 20), (20, 32)):
             parts = [tf.constant(each[start:stop]) for each in (x, y)]
@@ -213,31 +218,6 @@ def test_a_loop_of_ones_own_builds_once_and_weighs_samples_of_all_replicas(
             step(*parts)
     one, two = models
     assert int(one.optimizer.iterations) == 2
-    assert farthest(values(two), values(one)) < LIMIT
-    assert apart(two) == []
-
-
-@pytest.mark.parametrize("wrap", [None, scaled])
-def test_variables_of_one_device_are_recognised(strategy, wrap):
-    import tensorflow as tf
-
-    row = {"groups": WHOLE["groups"][:1], "global_clipnorm": 0.3, "wrap": wrap}
-    one, two = both(row, strategy)
-    x, y = data(0, 1)
-    for model, owner in ((one, None), (two, strategy)):
-        model.optimizer.build(model.trainable_variables)
-
-        def step(x: Any, y: Any, model: keras.Model = model) -> None:
-            with tf.GradientTape() as tape:
-                loss = tf.nn.compute_average_loss(tf.reduce_mean((model(x) - y) ** 2, axis=1))
-            watched = tape.watched_variables()
-            model.optimizer.apply(tape.gradient(loss, watched), watched)
-
-        if owner is None:
-            step(tf.constant(x), tf.constant(y))
-        else:
-            owner.run(step, args=[halved(owner, tf.constant(each)) for each in (x, y)])
-    assert int(one.optimizer.iterations) == 1
     assert farthest(values(two), values(one)) < LIMIT
     assert apart(two) == []
 

@@ -79,16 +79,13 @@ def train(model: keras.Model, epochs: int = 1, **options: Any) -> dict[str, list
     return model.fit(X, Y, epochs=epochs, **settings).history
 
 
-class Raising(keras.callbacks.Callback):
+def raising(hook: str, error: type[BaseException]) -> keras.callbacks.Callback:
     """Raises in one hook; the exceptions Keras raises to stop loops are not among them."""
 
-    def __init__(self, hook: str, error: type[BaseException]) -> None:
-        super().__init__()
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise error("on purpose")
 
-        def fail(*args: Any, **kwargs: Any) -> None:
-            raise error("on purpose")
-
-        setattr(self, hook, fail)
+    return keras.callbacks.LambdaCallback(**{hook: fail})
 
 
 class Seen(keras.callbacks.Callback):
@@ -387,8 +384,8 @@ class Unreadable(keras.utils.PyDataset):
 )
 def test_the_weights_are_back_before_an_exception_gets_out_of_fit(hook, inside, error):
     model = compiled()
-    raising = [Raising(hook, error)] if hook != "data" else []
-    callbacks = [kgo.UseAveragedWeights(raising if inside else [])] + raising * (not inside)
+    failing = [raising(hook, error)] if hook != "data" else []
+    callbacks = [kgo.UseAveragedWeights(failing if inside else [])] + failing * (not inside)
     data = Unreadable() if hook == "data" else VALIDATION
     try:
         fit(model, 3, validation_data=data, callbacks=callbacks)
@@ -411,7 +408,7 @@ def test_an_exception_of_evaluate_or_predict_brings_the_weights_back(place, call
     fit(model, validation_data=VALIDATION)
     model.predict(VALIDATION[0], verbose=0)
     hook = {"evaluate": "on_test_batch_begin", "predict": "on_predict_batch_begin"}[call]
-    callbacks = [kgo.UseAveragedWeights(), Raising(hook, KeyboardInterrupt)]
+    callbacks = [kgo.UseAveragedWeights(), raising(hook, KeyboardInterrupt)]
     if place == "the step":
         name = {"evaluate": "test_function", "predict": "predict_function"}[call]
         monkeypatch.setattr(model, name, callbacks.pop().__dict__[hook])

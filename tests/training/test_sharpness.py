@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import chosen_gradients
 import keras
 import models
 import network_reference
@@ -466,22 +467,18 @@ def test_each_micro_batch_is_perturbed_by_its_own_gradient(name):
     models.assert_equal(model.get_weights(), list(weights.values()), rtol=2e-5, atol=1e-6)
 
 
-class Unused(WithLayer):
-    """The output has one of the two."""
-
-    def call(self, x: Any) -> Any:
-        return {"a": self.a(x)}
+class Unused(kgo.SharpnessAware, chosen_gradients.UnusedHead):
+    """The output has one of the two weights."""
 
 
-@pytest.mark.filterwarnings("ignore:No gradient for b/kernel", "ignore:Gradients do not exist")
+@pytest.mark.filterwarnings("ignore:No gradient for unused", "ignore:Gradients do not exist")
 @each_way_to_pass
 def test_a_variable_without_a_gradient_stays(name):
-    model = Unused(FailsAt(), rule_of(name, 0.5))
-    model.output_names = ["a"]
+    model = Unused(3.0, gradient_rule=rule_of(name, 0.5))
     model.build((None, 1))
-    model.compile(optimizer=sgd(model), loss={"a": half_square})
-    step_on_weights(model)
-    np.testing.assert_allclose(values_of(model), [-0.5, 4.0], rtol=1e-5)
+    model.compile(optimizer=sgd(model), loss=half_square)
+    chosen_gradients.fit(model)
+    np.testing.assert_allclose(values_of(model), [-0.5, 3.0], rtol=1e-5)
 
 
 def looked_up(one_hot: bool) -> keras.Model:

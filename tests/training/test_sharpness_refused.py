@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -233,15 +232,14 @@ def test_a_training_step_that_leaves_the_rule_out_gets_a_warning():
         model.fit(X, Y, batch_size=4, verbose=0)
 
 
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_a_fit_that_trains_nothing_raises_no_such_warning(epochs):
+    """Other warnings are errors here."""
     model = kgo.sharpness_aware(weights_model(a=3.0), kgo.SAM(0.1))
     model.trainable = epochs == 0
     model.compile(optimizer="sgd", loss=half_square)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        step_on_weights(model, epochs=1, initial_epoch=1 - epochs)
-    assert not [w for w in caught if "had no part" in str(w.message)]
+    step_on_weights(model, epochs=1, initial_epoch=1 - epochs)
 
 
 def test_a_rule_that_is_not_registered_cannot_be_loaded_and_says_so(tmp_path):

@@ -45,7 +45,7 @@ def effective_group(group: Group, defaults: Defaults) -> Group:
 
 
 def check_declared(groups: Sequence[Group], defaults: Defaults) -> None:
-    """Checks, before there is a model, what does not depend on the model.
+    """Checks what does not depend on the model, before there is one.
 
     Raises:
         ValueError: If a group's rate is a number and the base rate is not a number > 0, or an

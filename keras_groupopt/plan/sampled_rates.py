@@ -206,7 +206,7 @@ class _Reader:
         }
 
     def values(self, scalar: Any, steps: Sequence[int]) -> np.ndarray:
-        """The values of a number, a function without arguments, or a schedule at each step."""
+        """Returns a number, a function without arguments, or a schedule at each step."""
         if is_schedule(scalar):
             return np.array([self.value(scalar, step) for step in steps])
         return np.full(len(steps), float(scalar() if callable(scalar) else scalar))
@@ -222,7 +222,7 @@ class _Reader:
 
 
 def _schedules(plan: Any) -> list[Any]:
-    """The schedules that drive something in a plan."""
+    """Returns the schedules that drive something in a plan."""
     return [found.schedule for found in schedule_bindings(plan) if is_schedule(found.schedule)]
 
 
@@ -231,7 +231,7 @@ def _spread(each: np.ndarray) -> Curves:
 
 
 def _lists(found: Any) -> Iterator[list[float]]:
-    """The curves in the result of a reader."""
+    """Yields the curves in the result of a reader."""
     for name, value in found.items():
         if name in ("steps", "shares"):
             continue

@@ -42,7 +42,7 @@ class Call:
         outputs: The shapes of its outputs.
         child: The child of the root that it is, or that it is in.
         is_used: Whether an output of the root depends on it.
-        kernels: The number of layers in it with a matrix that maps features; see `_owns_kernel`.
+        owners: The layers in it with a matrix that maps features; see `_owns_kernel`.
     """
 
     operation: Any
@@ -51,11 +51,16 @@ class Call:
     outputs: list[tuple[Any, ...]]
     child: Any
     is_used: bool = field(init=False, default=False)
-    kernels: int = field(init=False, default=0)
+    owners: list[Any] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         if self.weights:
-            self.kernels = sum(_owns_kernel(part, self) for part in layers(self.operation))
+            self.owners = [part for part in layers(self.operation) if _owns_kernel(part, self)]
+
+    @property
+    def kernels(self) -> int:
+        """The number of layers in it with a matrix that maps features."""
+        return len(self.owners)
 
     @property
     def weights(self) -> list[Any]:
@@ -70,14 +75,14 @@ class Call:
     @property
     def has_attention(self) -> bool:
         """Whether its class, or that of a layer in it, is an attention."""
-        parts = (self.operation, *self._parts())
+        is_layer = isinstance(self.operation, keras.Layer)
+        parts = layers(self.operation) if is_layer else (self.operation,)
         return any("Attention" in type(part).__name__ for part in parts)
 
     @property
     def is_dense(self) -> bool:
         """Whether all its kernels are of dense layers."""
-        owners = [part for part in self._parts() if _owns_kernel(part, self)]
-        return all(isinstance(part, _DENSE) for part in owners)
+        return all(isinstance(part, _DENSE) for part in self.owners)
 
     @property
     def is_depthwise(self) -> bool:
@@ -91,9 +96,6 @@ class Call:
             activation = getattr(self.operation, "activation", None)
             return activation in (None, keras.activations.linear)
         return isinstance(self.operation, _LINEAR)
-
-    def _parts(self) -> Iterable[Any]:
-        return layers(self.operation) if isinstance(self.operation, keras.Layer) else ()
 
 
 def has_graph(model: Any) -> bool:

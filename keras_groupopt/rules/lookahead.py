@@ -142,7 +142,7 @@ class Lookahead(UpdateRule):
         backend.over_replicas(run, list(grads), [*self.variables, *variables])
 
     def get_config(self) -> dict[str, Any]:
-        """Return the constructor arguments.
+        """Returns the constructor arguments.
 
         Returns:
             A dictionary of plain values, from which `from_config` makes an equal optimizer.

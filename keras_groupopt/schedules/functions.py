@@ -29,8 +29,9 @@ def check_function(name: str, function: Any, *, where: str) -> Any:
             "A model with this schedule cannot be saved whole (`model.save`, ModelCheckpoint), "
             f"because `{name}` of {where} is the function {function!r}, which is not registered. "
             "Decorate it with `@keras.saving.register_keras_serializable()`.",
-            # The caller of the schedule's constructor, above `__init__` and `__post_init__`.
-            stacklevel=4,
+            # The warning points at the caller of the constructor, which is above `__init__`,
+            # `__post_init__` and `set_checked`.
+            stacklevel=5,
         )
     return function
 

@@ -178,7 +178,7 @@ class _Walk:
         self._open.discard(key)
 
     def _named_children(self, layer: keras.Layer) -> list[tuple[keras.Layer, str, bool]]:
-        """The children of a layer, their names in the path, and whether these are automatic."""
+        """Returns the children of a layer, their names in the path, and which are automatic."""
         if id(layer) not in self._children:
             children = compat.child_layers(layer)
             named = _numbered(
@@ -228,7 +228,7 @@ def _keras_path(variable: Any) -> str:
 
 
 def _numbered(names: Sequence[str], bases: Iterable[Iterable[str]]) -> list[tuple[str, bool]]:
-    """The names of siblings in the path, and whether they are automatic."""
+    """Returns the names of siblings in the path, and whether they are automatic."""
     found = automatic_bases(names, bases)
     automatic = (base is not None for base in found)
     return list(zip(number_siblings(names, found), automatic, strict=True))
@@ -248,7 +248,7 @@ def _untaken(path: str, taken: set[str]) -> str:
 
 
 def _levels_below(paths: list[_Names]) -> dict[_Names, dict[str, tuple[str, bool]]]:
-    """For each parent its children: their numbered names, and whether these are automatic."""
+    """Returns the children of each parent: their numbered names, and which are automatic."""
     # A path does not show the class of a layer, so the names of all layer classes are possible.
     known = {snake_case(cls.__name__) for cls in compat.layer_classes()} | {"variable"}
     children: dict[_Names, dict[str, None]] = {}

@@ -38,7 +38,7 @@ def skip_step(rule: Any) -> None:
     Keras' `apply` refuses a list without gradients, which is an ordinary step for one of several
     groups.
     """
-    # Of Lookahead, the optimizer within.
+    # Lookahead moves variables by the optimizer within it.
     mover = getattr(rule, "ahead", rule)
     if isinstance(mover, keras.optimizers.Nadam):
         # `apply` advances the product of the momentum schedule once per step, in a hook.

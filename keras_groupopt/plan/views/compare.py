@@ -217,7 +217,7 @@ def _entries(plan: Plan) -> dict[str, list[_Entry]]:
 
 
 def _group_options(group: Record) -> dict[str, Any]:
-    """The options of a group, with its rule and the rule's arguments as one text."""
+    """Returns the options of a group, with its rule and the rule's arguments as one text."""
     options = {key: group[key] for key in group if key not in ("name", "variables")}
     given = sorted(options.pop("rule_arguments").items())
     arguments = ", ".join(f"{key}={_text(_plain(value))}" for key, value in given)
@@ -225,12 +225,12 @@ def _group_options(group: Record) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Lists for tuples, so that a plan equals itself read back from JSON."""
+    """Replaces tuples by lists, so that a plan equals itself read back from JSON."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value
 
 
 def _text(value: Any) -> str:
-    """A value in full, so that two different values do not read alike."""
+    """Writes a value in full, so that two different values do not read alike."""
     return repr(value) if value is None or isinstance(value, bool) else value_text(value)

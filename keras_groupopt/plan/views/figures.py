@@ -66,7 +66,7 @@ class GroupFigures:
             self.exclude_from_decay = group["exclude_from_decay"]
 
     def cells(self) -> list[tuple[str, ...]]:
-        """The lines of each cell of the group's row, in the order of `GROUP_COLUMNS`."""
+        """Returns the lines of each cell in the group's row, in the order of `GROUP_COLUMNS`."""
         decay = (f"→ {self.anchor}", f"{self.excluded} excluded") if self.decays else ()
         return [
             (self.name, f"({self.rule})"),
@@ -78,7 +78,7 @@ class GroupFigures:
         ]
 
     def variable_cells(self, most: int | None = None) -> tuple[list[str], list[list[str]]]:
-        """The columns of the table of variables, and the cells of the first `most` rows."""
+        """Returns the columns of the table of variables, and the cells of the first `most` rows."""
         ratios = [variable.get("ratio", 1.0) for variable in self.variables]
         has_ratios = any(ratio != 1.0 for ratio in ratios)
         columns = ["Path", "Shape", "Dtype", "Params>", *(["Ratio>"] if has_ratios else [])]
@@ -125,7 +125,7 @@ def check_format(plan: Plan, argument: str = "plan") -> None:
 
 
 def parameter_count(variables: Iterable[Record]) -> int:
-    """The number of values in `variables`."""
+    """Returns the number of values in `variables`."""
     return sum(math.prod(variable["shape"]) for variable in variables)
 
 
@@ -156,7 +156,7 @@ def shares(counts: Sequence[int]) -> list[int]:
 
 
 def readable_bytes(size: float) -> str:
-    """Bytes with a unit, in steps of 1024, as Keras' `model.summary()` writes them.
+    """Writes bytes with a unit, in steps of 1024, as Keras' `model.summary()` writes them.
 
     Example:
     >>> readable_bytes(0), readable_bytes(1536), readable_bytes(3 * 1024**2)
@@ -170,7 +170,7 @@ def readable_bytes(size: float) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A value in `Plan.to_dict()` as short text, with `–` for None.
+    """Returns a value in `Plan.to_dict()` as short text, with `–` for None.
 
     Example:
     >>> value_text(1e-4), value_text(10.0), value_text(None), value_text([3, 3])
@@ -188,7 +188,7 @@ def value_text(value: Any) -> str:
 
 
 def memory_text(variables: Sequence[Record]) -> str:
-    """Optimizer memory of `variables`: `≥` and the known part, or `–` if nothing is known."""
+    """Returns the optimizer memory: `≥` and the known part, or `–` if nothing is known."""
     known = [v["state_bytes"] for v in variables if v.get("state_bytes") is not None]
     if variables and not known:
         return NONE
@@ -202,7 +202,7 @@ def _clipping_text(options: Record) -> str:
 
 
 def _exclusion_settings(groups: Sequence[GroupFigures]) -> list[tuple[str, str]]:
-    """One line if all groups have the same exclusions, otherwise one per distinct selector."""
+    """Returns one line if all groups exclude the same, otherwise one per distinct selector."""
     decaying = [group for group in groups if group.decays]
     names_of: dict[str, list[str]] = {}
     for group in decaying:

@@ -79,7 +79,7 @@ def _group_details(group: GroupFigures) -> str:
 
 
 def _table(columns: Sequence[str], rows: Iterable[tuple[bool, Sequence[tuple[str, ...]]]]) -> str:
-    """A table of escaped cells with one or more lines. True dims a row."""
+    """Writes a table of escaped cells with one or more lines. True dims a row."""
     numbers = [' class="kgo-number"' if name.endswith(">") else "" for name in columns]
     head = "".join(
         f"<th{number}>{escape(name.removesuffix('>'))}</th>"

@@ -80,7 +80,7 @@ def figure(
 
 
 def _panels(curves: Curves, groups: Sequence[Curves]) -> list[tuple[str, Lines]]:
-    """The labels and lines of each panel, from top to bottom.
+    """Returns the labels and lines of each panel, from top to bottom.
 
     There is no panel for ratios if all are 1, and none for decays if there are none.
     """
@@ -104,7 +104,7 @@ def _edges(spread: Curves) -> tuple[list[float], list[float]]:
 
 
 def _looks(count: int) -> list[tuple[Any, Any]]:
-    """A colour and a line style per group. The colours of many groups are a ramp."""
+    """Returns a colour and a line style per group. The colours of many groups are a ramp."""
     styles = itertools.cycle(_STYLES)
     if count <= len(_COLOURS):
         return list(zip(_COLOURS[:count], styles, strict=False))

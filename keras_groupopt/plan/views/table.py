@@ -151,7 +151,7 @@ class _Printer:
                 self.print(table)
 
     def rate_tables(self, rates: Mapping[str, Any]) -> list[Table]:
-        """One column per step, in several tables below each other if the width needs it."""
+        """Makes one column per step, in several tables below each other if the width needs it."""
         headings, rows = rate_rows(rates)
         longest = max(len(cell) for row in rows for cell in row[1:])
         column = 3 + max(longest, *(len(line) for text in headings for line in text.split("\n")))
@@ -172,7 +172,7 @@ class _Printer:
         return tables
 
     def groups_table(self, figures: PlanFigures) -> Table:
-        """One row per group. A cell with several figures has one line for each."""
+        """Makes one row per group. A cell with several figures has one line for each."""
         table = self.table(*GROUP_COLUMNS)
         for group in figures.groups:
             name, *numbers = group.cells()
@@ -193,7 +193,7 @@ class _Printer:
         return table
 
     def table(self, *columns: str, lines: bool = True) -> Table:
-        """An empty table of this width. `>` after a name marks a column of numbers."""
+        """Makes an empty table of this width. `>` after a name marks a column of numbers."""
         table = Table(box=HEAVY_HEAD, show_lines=lines, width=self.width)
         for name in columns:
             numbers = name.endswith(">")
@@ -213,7 +213,7 @@ class _Printer:
         return Text.assemble(*((self.legible(text), style) for text, style in cells))
 
     def legible(self, text: str) -> str:
-        """`text` without control characters, in characters that the console can encode."""
+        """Returns `text` without control characters, in characters that the console can encode."""
         if not self.console.encoding.lower().startswith("utf"):
             text = text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
         return "".join(

@@ -89,7 +89,7 @@ class UpdateRule(keras.optimizers.Optimizer):
             argument.name = name
             delattr(cls, name)
         if fields:
-            cls.arguments = tuple(fields.values())
+            cls.arguments = (*cls.arguments, *fields.values())
             cls.__init__ = _constructor(cls)  # type: ignore[method-assign]
 
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from keras_groupopt.base.checks import check_number, check_scalar
 from keras_groupopt.plan.rule_spec import LIFTED, WHOLE_ONLY, RuleSpec
+from keras_groupopt.rules.making import parameters_of
 from keras_groupopt.rules.registry import rule_class
 from keras_groupopt.selectors import Selector
 
@@ -72,8 +72,8 @@ class RuleKeys:
     """
 
     def __init__(self, rule: RuleSpec, where: str) -> None:
-        hidden = {"self", "kwargs", "learning_rate", "name", *LIFTED, *WHOLE_ONLY}
-        parameters = inspect.signature(rule_class(rule, where).__init__).parameters
+        hidden = {"kwargs", "learning_rate", "name", *LIFTED, *WHOLE_ONLY}
+        parameters = parameters_of(rule_class(rule, where))
         names = [n for n in parameters if n not in hidden and not n.startswith("ema_")]
         self._given = rule
         self._torch = _TORCH_RULES.get(rule.label, _TorchRule(couples_decay=False))

@@ -113,10 +113,10 @@ def test_a_run_saved_on_two_devices_goes_on_there_and_on_one(strategy, tmp_path)
     fit(one, 5)
     for name in ("run.keras", "run.weights.h5"):
         path = save(two, tmp_path / name)
-        for scope in (strategy.scope(), contextlib.nullcontext()):
+        for eager, scope in ((False, strategy.scope()), (True, contextlib.nullcontext())):
             with scope:
-                # Its first step, which builds the optimizer, is compiled.
-                again = load(path, lambda: make(ROWS["loss scale"]))
+                # Its first step on two devices, which builds the optimizer, is compiled.
+                again = load(path, lambda eager=eager: make(row | {"eager": eager}))
             fit(again, 5)
             assert farthest(values(again), values(one)) < LIMIT
 

@@ -165,15 +165,26 @@ class Child:
     said: str = ""
     over: bool = False
 
-    def listen(self, timeout: float) -> None:
-        """Hears what it says within a time; `over` once it closed its end."""
-        if select.select([self.pipe], [], [], timeout)[0]:
-            data = os.read(self.pipe, 1)
-            self.said += data.decode()
-            self.over = not data
+    def listen(self) -> str:
+        """Returns what it says next, or nothing once it closed its end.
 
-    def end(self, kill: bool) -> int:
-        """Kills it if asked, and returns its wait status."""
+        Raises:
+            RuntimeError: If it says nothing for too long.
+        """
+        if not select.select([self.pipe], [], [], PATIENCE)[0]:
+            self.end(kill=True)
+            raise RuntimeError("a child said nothing for too long")
+        letter = os.read(self.pipe, 1).decode()
+        self.said += letter
+        self.over = not letter
+        return letter
+
+    def end(self, kill: bool) -> bool:
+        """Ends it, by SIGKILL if asked; returns whether it was killed.
+
+        Raises:
+            RuntimeError: If it failed by itself.
+        """
         if kill:
             os.kill(self.pid, signal.SIGKILL)
         _, status = os.waitpid(self.pid, 0)
@@ -181,7 +192,10 @@ class Child:
             os.set_blocking(self.pipe, False)
             self.said += os.read(self.pipe, 10_000).decode()
         os.close(self.pipe)
-        return status
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        if status and not killed:
+            raise RuntimeError(f"a child failed with wait status {status}")
+        return killed
 
 
 def start(way: str, folder: pathlib.Path) -> Child:
@@ -209,18 +223,13 @@ def finish(child: Child) -> list[float]:
     """Lets a child train to its end; returns how long each of its saves took."""
     took, began = [], 0.0
     while not child.over:
-        heard = len(child.said)
-        child.listen(PATIENCE)
-        if len(child.said) == heard and not child.over:
-            child.end(kill=True)
-            raise RuntimeError("a child said nothing for too long")
-        if child.said.endswith("e"):
+        letter = child.listen()
+        if letter == "e":
             began = time.perf_counter()
-        elif child.said.endswith("s") and began:
+        elif letter == "s" and began:
             took.append(time.perf_counter() - began)
-    status = child.end(kill=False)
-    if status:
-        raise RuntimeError(f"a child failed with wait status {status}")
+    if child.end(kill=False):
+        raise RuntimeError("a child was killed by another process")
     return took
 
 
@@ -231,31 +240,14 @@ def kill_at_random(child: Child, chance: random.Random, save_time: float) -> boo
     count = chance.randint(1, 3)
     delay = chance.choice((0.0, 1.0)) * chance.uniform(0.0, 1.25 * save_time)
     while child.said.count(letter) < count and not child.over:
-        heard = len(child.said)
-        child.listen(PATIENCE)
-        if len(child.said) == heard and not child.over:
-            break
+        child.listen()
     time.sleep(delay)
-    status = child.end(kill=not child.over)
-    if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-        return True
-    if status:
-        raise RuntimeError(f"a child failed with wait status {status}")
-    return False
+    return child.end(kill=not child.over)
 
 
-def read(folder: pathlib.Path) -> list[np.ndarray]:
+def values_in(folder: pathlib.Path) -> list[np.ndarray]:
     with np.load(folder / "result.npz") as file:
         return [file[f"arr_{index}"] for index in range(len(file.files))]
-
-
-def compare(values: list[np.ndarray], expected: list[np.ndarray]) -> list[str]:
-    pairs = zip(values, expected, strict=True)
-    return [
-        f"variable {place}: {value.ravel()[:3]} instead of {other.ravel()[:3]}"
-        for place, (value, other) in enumerate(pairs)
-        if not np.array_equal(value, other)
-    ]
 
 
 def run(way: str, kills: int, seed: int, folder: pathlib.Path) -> Report:
@@ -264,7 +256,7 @@ def run(way: str, kills: int, seed: int, folder: pathlib.Path) -> Report:
     whole = folder / "whole"
     whole.mkdir()
     save_time = float(np.median(finish(start(way, whole))))
-    expected = read(whole)
+    expected = values_in(whole)
     while report.kills < kills or not report.runs:
         here = folder / f"run-{report.runs}"
         here.mkdir()
@@ -277,7 +269,11 @@ def run(way: str, kills: int, seed: int, folder: pathlib.Path) -> Report:
                 report.kills_within_a_save += child.said.endswith("e")
         report.runs += 1
         report.damaged_files += len(list(here.glob("*.damaged")))
-        report.differences += compare(read(here), expected)
+        report.differences += [
+            f"variable {place}: {value.ravel()[:3]} instead of {other.ravel()[:3]}"
+            for place, (value, other) in enumerate(zip(values_in(here), expected, strict=True))
+            if not np.array_equal(value, other)
+        ]
         shutil.rmtree(here)
     return report
 

@@ -32,18 +32,21 @@ def network() -> keras.Model:
     return keras.Sequential([keras.Input((6,)), *hidden, head])
 
 
-def compiled(wrap: Any = None, gradients: Any = None, **options: Any) -> keras.Model:
+def compiled(
+    wrap: Any = None, gradients: Any = None, eagerly: bool = EAGERLY, **options: Any
+) -> keras.Model:
     model = network() if gradients is None else kgo.sharpness_aware(network(), gradients)
     settings = {"rule": "adam", "learning_rate": 0.01, **options}
     groups = settings.pop("groups", [kgo.Group("backbone", "backbone", learning_rate_ratio=0.1)])
     optimizer: Any = kgo.GroupedOptimizer(groups, model=model, **settings)
-    model.compile(optimizer if wrap is None else wrap(optimizer), loss="mse", metrics=["mae"])
+    optimizer = optimizer if wrap is None else wrap(optimizer)
+    model.compile(optimizer, loss="mse", metrics=["mae"], run_eagerly=eagerly)
     return model
 
 
 def plain(optimizer: Any) -> keras.Model:
     model = network()
-    model.compile(optimizer, loss="mse", metrics=["mae"])
+    model.compile(optimizer, loss="mse", metrics=["mae"], run_eagerly=EAGERLY)
     return model
 
 
@@ -86,9 +89,9 @@ WHOLE = {
     "ema": kgo.EMA(0.9, warmup=True, start=1),
 }
 CASES: dict[str, Any] = {
-    "the whole": lambda: compiled(**WHOLE),
-    "SAM and a loss scale": lambda: compiled(kgo.LossScaleOptimizer, kgo.SAM(0.05)),
-    "loss scale of Keras": lambda: compiled(keras.optimizers.LossScaleOptimizer),
+    "the whole": lambda: compiled(eagerly=False, **WHOLE),
+    "SAM and a loss scale": lambda: compiled(kgo.LossScaleOptimizer, kgo.SAM(0.05), False),
+    "loss scale of Keras": lambda: compiled(keras.optimizers.LossScaleOptimizer, None, False),
     "a rule's instance and averages of Keras": lambda: compiled(
         groups=[kgo.Group("head", "head", rule=keras.optimizers.SGD(0.1, momentum=0.9))],
         use_ema=True,
@@ -169,7 +172,7 @@ def test_an_unbuilt_optimizer_takes_its_anchors_from_weights_that_are_loaded_lat
 def test_layers_can_be_unfrozen_between_a_search_and_the_first_fit():
     model = network()
     model.get_layer("backbone").trainable = False
-    model.compile(kgo.GroupedOptimizer(model=model), loss="mse")
+    model.compile(kgo.GroupedOptimizer(model=model), loss="mse", run_eagerly=EAGERLY)
     short(steps=3).find(model, X, Y, **DATA)
     model.get_layer("backbone").trainable = True
     before = model.get_layer("backbone").get_weights()[0]
@@ -255,7 +258,8 @@ def test_a_run_warns_of_a_short_schedule_and_a_sweep_does_not():
 
 
 def test_schedules_that_end_with_the_run_can_be_swept_before_there_is_one():
-    model, same = (compiled(learning_rate=kgo.schedules.Linear(0.01, "fit")) for _ in range(2))
+    rate = kgo.schedules.Linear(0.01, "fit")
+    model, same = (compiled(eagerly=False, learning_rate=rate) for _ in range(2))
     found = short().find(model, X, Y, **DATA)
     assert list(found.curves) == ["backbone", "default", None]
     assert all(len(curve.losses) == 5 for curve in found.curves.values())

@@ -234,7 +234,7 @@ def test_a_weight_and_its_average_after_fit(name: str) -> None:
 def test_use_ema_gives_the_weights_of_plain_keras() -> None:
     found = []
     for make in (functools.partial(kgo.GroupedOptimizer, rule="adam"), keras.optimizers.Adam):
-        model = models.dense()
+        model = models.dense(head=2)
         options = {"use_ema": True, "ema_momentum": 0.75, "ema_overwrite_frequency": 3}
         model.compile(make(learning_rate=0.1, **options), loss="mse")
         found.append(models.fit(model, batch_size=4))

@@ -350,10 +350,9 @@ def test_where_nothing_is_compiled_a_condition_is_known_and_only_one_branch_runs
 
 
 def test_in_a_compiled_step_a_condition_is_not_known_and_either_branch_is_taken():
-    first, second = variables([((3,), "float32"), ((), "bfloat16")])
+    first, second, *chosen = variables([((3,), "float32"), ((), "bfloat16")] * 2)
     count = keras.Variable(0, trainable=False)
-    own = [first, second, count]
-    seen = []
+    own, seen = [first, second, count], []
 
     def inner() -> None:
         second.assign(second + ops.cast(count, second.dtype))
@@ -367,8 +366,15 @@ def test_in_a_compiled_step_a_condition_is_not_known_and_either_branch_is_taken(
     def step(predicate: Any) -> None:
         seen.append(backend.concrete(predicate))
         backend.run_if(predicate, body, own)
+        values = backend.cond(
+            predicate,
+            lambda: [ops.convert_to_tensor(v) * 2 for v in own[:2]],
+            lambda: [ops.convert_to_tensor(v) * 1 for v in own[:2]],
+        )
+        for variable, value in zip(chosen, values, strict=True):
+            variable.assign(value)
 
-    run = compiled(step, own)
+    run = compiled(step, [*own, *chosen])
     start = [double(each) for each in own]
     expected = {0: start, 1: [start[0] * 2, start[1], start[2] + 1]}
     second_after = double(ops.cast(ops.convert_to_tensor(second) + 2, "bfloat16"))
@@ -377,31 +383,10 @@ def test_in_a_compiled_step_a_condition_is_not_known_and_either_branch_is_taken(
     for value in (False, True, False, True, False):
         run(ops.convert_to_tensor(value))
         done += value
-        for right, variable in zip(expected[done], own, strict=True):
-            np.testing.assert_array_equal(right, double(variable))
+        right = [*expected[done], *(each * (1 + value) for each in expected[done][:2])]
+        for number, variable in zip(right, [*own, *chosen], strict=True):
+            np.testing.assert_array_equal(number, double(variable))
     assert set(seen) == {None}
-
-
-def test_in_a_compiled_step_the_tensors_are_those_of_the_branch_that_is_taken():
-    own = variables([((3,), "float32"), ((), "bfloat16")])
-    start = [double(each) for each in own]
-
-    def step(predicate: Any) -> None:
-        results = backend.cond(
-            predicate,
-            lambda: [ops.convert_to_tensor(v) * 2 for v in own],
-            lambda: [ops.convert_to_tensor(v) * 1 for v in own],
-        )
-        for variable, result in zip(own, results, strict=True):
-            variable.assign(result)
-
-    run = compiled(step, own)
-    factor = 1
-    for value in (False, True, False, True):
-        run(ops.convert_to_tensor(value))
-        factor *= 1 + value
-        for right, variable in zip(start, own, strict=True):
-            np.testing.assert_array_equal(right * factor, double(variable))
 
 
 def test_own_values_are_equal_and_not_written_through():
@@ -525,25 +510,3 @@ class TestSparseGradients:
             expected = double(total) + factor * dense
             backend.accumulate([total], [gradient], scalar(FACTOR), keep)
             assert_within([expected], [total], [((5, 2), "float32")], 4)
-
-
-@only_tensorflow
-def test_the_operations_are_the_same_in_a_graph():
-    import tensorflow as tf
-
-    described = [((4, 3), "float32"), ((2,), "bfloat16")]
-    weights, anchors = variables(described), variables(described, seed=1)
-    same, same_anchors = variables(described), variables(described, seed=1)
-    gradients = tensors(described)
-
-    def step(factor):
-        backend.decay_to_zero(weights[:1], factor)
-        backend.decay_to_anchor(weights[1:], anchors[1:], factor)
-        return backend.global_norm(backend.scale(gradients, factor))
-
-    norm = tf.function(step)(scalar(FACTOR))
-    generic.decay_to_zero(same[:1], scalar(FACTOR))
-    generic.decay_to_anchor(same[1:], same_anchors[1:], scalar(FACTOR))
-    assert_within([double(weight) for weight in same], weights, described, 4)
-    expected = generic.global_norm(generic.scale(gradients, scalar(FACTOR)))
-    np.testing.assert_allclose(double(norm), double(expected), rtol=1e-2)

@@ -58,7 +58,6 @@ STEPS = "`gradient_accumulation_steps` must be an integer >= 1. Received: gradie
 POSITIVE = "`initial_scale` must be a positive finite number"
 GROWTH = "`dynamic_growth_steps` must be an integer >= 1"
 TWO = "Only one of `clipnorm` … Received: clipnorm=1.0, global_clipnorm=1.0 in "
-AB = Group("a", "a"), Group("b", "b")
 WRONG_VALUES: list[Row] = [
     *((made(gradient_accumulation_steps=value), f"{STEPS}{value}") for value in (0, -2)),
     (lambda: Optimizer(gradient_accumulation_steps=2).flush(), "`flush` needs a built optimizer"),
@@ -80,10 +79,6 @@ WRONG_VALUES: list[Row] = [
     *(
         (made(on_nonfinite=value), 'one of "skip", "propagate", "raise". Received: on_n')
         for value in ("ignore", "Skip", None, True)
-    ),
-    *(
-        (made(*AB, learning_rate=form([1e-4, 1e-3, 1e-2])), "3 rates for 2 groups (a, b) … _ratio")
-        for form in (list, tuple, np.array)
     ),
     (scaled({"loss_scale_factor": 8.0}), "Received: loss_scale_factor=8.0. Leave it out"),
     (scaled(initial_scale=0), POSITIVE),
@@ -126,7 +121,6 @@ WRONG_TYPES: list[Row] = [
     (made(use_ema=0.999), "use_ema=0.999. Pass the momentum as `ema_momentum=`"),
     # Of the whole.
     (made(fused=1), "`fused` must be True or False. Received: fused=1"),
-    (made(learning_rate=True), "`learning_rate` must be a finite number"),
     (
         lambda: LossScaleOptimizer(keras.optimizers.SGD()),
         "`inner_optimizer` must be a GroupedOptimizer. Received: <keras",

@@ -60,25 +60,11 @@ def test_only_the_last_groups_move(n, trained, built):
     assert names == set(trained)
 
 
-def test_frozen_groups_have_no_part_in_the_norm_and_keep_their_state():
-    model, head_only = compiled(rule="sgd"), compiled(rule="sgd")
-    model.optimizer.freeze_to(-1)
-    for name in ("stem", "body"):
-        head_only.get_layer(name).trainable = False
-    for variable in head_only.get_layer("norm").trainable_variables:
-        variable.trainable = False
-    other = kgo.GroupedOptimizer(rule="sgd", learning_rate=0.01, global_clipnorm=0.1)
-    head_only.compile(optimizer=other, loss="mse")
-    for each in (model, head_only):
-        fit(each, batch_size=16)
-    assert_equal(model, head_only)
+def test_frozen_groups_keep_their_state():
+    def moments():
+        return model.optimizer.state_dict()["groups"]["body"]["body/kernel"]["momentums"]
 
     model = fit(compiled())
-
-    def moments():
-        state = model.optimizer.state_dict()["groups"]["body"]["body/kernel"]
-        return state["momentums"]
-
     before = moments()
     model.optimizer.freeze_to(-1)
     fit(model)

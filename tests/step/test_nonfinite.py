@@ -21,7 +21,7 @@ from cases import (
     tensors_of,
     weights_of,
 )
-from chosen_gradients import fit, mean_output, towers, weights
+from chosen_gradients import fit, fit_rows, mean_output, towers, weights
 from comparing import assert_same, counters_of, state_of, stepper
 from models import sgd
 
@@ -87,7 +87,8 @@ def test_a_step_that_is_not_finite_leaves_all_state_to_the_bit(
     fault, group = AT_FAULT[name]
     model, other = make_model(), make_model()
     optimizer, plain = (optimizer_of(each, **CLIPPINGS[clipping]) for each in (model, other))
-    step, plain_step = stepper(optimizer, model, way), stepper(plain, other, way)
+    step = stepper(optimizer, model, way, traced_once=True)
+    plain_step = stepper(plain, other, way)
     step(gradients(0))
     assert optimizer.first_nonfinite_group is None
     before, state = weights_of(model), state_without_guard(optimizer)
@@ -201,52 +202,36 @@ def test_an_eager_step_raises_at_once_and_names_the_first_group() -> None:
     optimizer._check_finite()
 
 
-def data(*rows: tuple[float, float]) -> tuple[list[np.ndarray], np.ndarray]:
-    """For each batch, the gradients of two towers."""
-    columns = np.float32(rows).T[..., None]
-    return list(columns), np.zeros((len(rows), 1), "float32")
-
-
-class Batches(keras.callbacks.Callback):
-    """Counts the batches that ended."""
-
-    count = 0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.count += 1
-
-
 @pytest.mark.parametrize("logged", [False, True], ids=["alone", "GroupLogger"])
 def test_fit_raises_for_the_group_and_leaves_a_model_that_trains_on(
     logged: bool, backend: str
 ) -> None:
     model, optimizer = apart(on_nonfinite="raise")
     model.compile(optimizer, loss=mean_output)
-    batches = Batches()
-    callbacks = [batches, *([kgo.GroupLogger()] if logged else [])]
-    x, y = data((1.0, 2.0), (1.0, np.nan), (1.0, 2.0), (1.0, 2.0))
-    options = {"batch_size": 1, "shuffle": False, "verbose": 0}
+    ended = []
+    count = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: ended.append(1))
+    callbacks = [count, *([kgo.GroupLogger()] if logged else [])]
+    rows = (1.0, 2.0), (1.0, np.nan), (1.0, 2.0), (1.0, 2.0)
     with pytest.raises(FloatingPointError, match='first in group "b"'):
-        model.fit(x, y, callbacks=callbacks, **options)
+        fit_rows(model, *rows, callbacks=callbacks)
     # On torch a step is not compiled, and raises itself.
     done, seen = (1, 1) if backend == "torch" else (1, 2) if logged else (3, 4)
-    assert batches.count == seen
+    assert len(ended) == seen
     assert weights(model) == {"a/kernel": -1.0 * done, "b/kernel": -2.0 * done}
     assert int(optimizer.skipped_steps) == 1
-    np.testing.assert_allclose(model.predict(data((1.0, 1.0))[0], verbose=0), [[-3.0 * done]])
-    model.fit(*data((1.0, 2.0)), callbacks=callbacks, **options)
+    np.testing.assert_allclose(model.predict([np.ones((1, 1))] * 2, verbose=0), [[-3.0 * done]])
+    fit_rows(model, (1.0, 2.0), callbacks=callbacks)
     assert weights(model) == {"a/kernel": -1.0 * (done + 1), "b/kernel": -2.0 * (done + 1)}
 
 
 def test_group_logger_warns_of_skipped_steps_and_logs_them_on_request() -> None:
     model, optimizer = apart()
     model.compile(optimizer, loss=mean_output)
-    options = {"batch_size": 1, "shuffle": False, "verbose": 0}
-    finite, broken = data((1.0, 2.0), (1.0, 2.0)), data((1.0, np.inf), (np.inf, 2.0))
+    finite, broken = ((1.0, 2.0), (1.0, 2.0)), ((1.0, np.inf), (np.inf, 2.0))
     for given, skipped, total in ((finite, 0, 0), (broken, 2, 2), (finite, 0, 2), (broken, 2, 4)):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
-            history = model.fit(*given, callbacks=[kgo.GroupLogger(skipped=True)], **options)
+            history = fit_rows(model, *given, callbacks=[kgo.GroupLogger(skipped=True)])
         told = [str(each.message) for each in said if "not finite" in str(each.message)]
         assert len(told) == bool(skipped)
         if told:

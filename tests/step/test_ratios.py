@@ -7,7 +7,7 @@ import logging
 import keras
 import numpy as np
 import pytest
-from cases import Jump, initial_weights, make_model, trained, weights_of
+from cases import Jump, initial_weights, make_model, trained
 from cases import make_optimizer as optimizer
 from comparing import assert_same
 
@@ -108,21 +108,6 @@ def test_a_plan_shows_the_ratio_of_each_variable():
     assert any("Ratio" in line for line in lines)
     other = optimizer(ratios=[("backbone", 0.5)], model=model)
     assert "backbone/kernel: ratio 0.25 → 0.5" in str(made.plan.compare(other.plan))
-
-
-def test_ratios_are_saved_with_the_optimizer(tmp_path):
-    x, y = np.ones((8, 3), "float32"), np.zeros((8, 3), "float32")
-    model = make_model()
-    ratios = [("backbone", 0.25), ("head/bias", Jump(0.0, 1.0))]
-    model.compile(optimizer=optimizer(ratios=ratios, model=model), loss="mse")
-    model.fit(x, y, batch_size=4, epochs=1, verbose=0)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.saving.load_model(tmp_path / "model.keras")
-    for each in (model, loaded):
-        each.fit(x, y, batch_size=4, epochs=2, verbose=0, shuffle=False)
-    assert_same(weights_of(loaded), weights_of(model))
-    again = loaded.optimizer.plan.to_dict()["groups"][0]
-    assert again["learning_rate"] == model.optimizer.plan.to_dict()["groups"][0]["learning_rate"]
 
 
 def test_a_change_of_ratios_is_logged_where_state_is_loaded(tmp_path, caplog):

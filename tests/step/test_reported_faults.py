@@ -14,6 +14,7 @@ from chosen_gradients import (
     UnusedHead,
     fit,
     fit_ones,
+    fit_rows,
     mean_output,
     ones_model,
     towers,
@@ -110,30 +111,12 @@ def test_the_weights_after_fit_are_these_numbers(case: str) -> None:
     groups, options, start, gradients, expected = KNOWN[case]
     model = towers(*start, start=start)
     model.compile(sgd(model, groups, **options), loss=mean_output)
-    columns = [np.float32(column)[:, None] for column in zip(*gradients, strict=True)]
-    fit(model, columns, steps=len(gradients))
+    fit_rows(model, *gradients)
     after = list(weights(model).values())
     assert after == pytest.approx(list(expected), rel=2e-6 + 1e-7 * len(gradients), abs=0)
 
 
 # Rates -----------------------------------------------------------------------------------------
-
-
-def test_the_ratio_of_two_groups_holds_at_every_step_the_first_included():
-    model = towers("a", "b")
-    optimizer = sgd(model, ONE_AND_TWO, learning_rate=kgo.schedules.Linear(0.0, 10, 0.1))
-    variables = model.trainable_variables
-    optimizer.build(variables)
-    for step in range(12):
-        for variable in variables:
-            variable.assign(np.zeros((1, 1)))
-        expected = 0.01 * min(step, 10)  # 0 at the first step
-        reported = {name: float(rate) for name, rate in optimizer.learning_rates.items()}
-        assert reported == pytest.approx({"a": expected, "b": 2 * expected}, rel=1e-6, abs=0)
-        optimizer.apply([keras.ops.ones((1, 1))] * 2, variables)
-        assert weights(model) == pytest.approx(
-            {"a/kernel": -expected, "b/kernel": -2 * expected}, rel=1e-6, abs=0
-        )
 
 
 @pytest.mark.parametrize("rule", [keras.optimizers.SGD, keras.optimizers.Adam, kgo.RAdam])

@@ -8,6 +8,7 @@ import pytest
 from cases import Jump, make_model, trained, weights_of
 from cases import make_optimizer as optimizer
 from comparing import assert_close, assert_same
+from models import fit
 
 import keras_groupopt as kgo
 
@@ -48,30 +49,39 @@ def with_field(rule, field, value, others):
 @pytest.mark.parametrize(("rule", "field", "others"), FIELDS, ids=IDS)
 def test_an_argument_of_a_rule_may_be_a_schedule(rule, field, others):
     """A schedule equals the number that it is, until it changes."""
-    number, schedule = (with_field(rule, field, value, others) for value in (0.5, Jump(0.5, 0.125)))
+    after = {}
+    for steps in (3, 6):
+        number, schedule = (
+            trained(with_field(rule, field, value, others), range(steps))
+            for value in (0.5, Jump(0.5, 0.125))
+        )
+        after[steps] = schedule, number
     # A number may be taken in double precision where a tensor is not.
-    assert_close(trained(schedule, range(3)), trained(number, range(3)), 1e-6)
-    number, schedule = (with_field(rule, field, value, others) for value in (0.5, Jump(0.5, 0.125)))
-    without, after = trained(number, range(6)), trained(schedule, range(6))
-    assert np.max(np.abs(after["head/kernel"] - without["head/kernel"])) > 1e-5
-    assert np.array_equal(after["head/bias"], without["head/bias"])
+    assert_close(*after[3], 1e-6)
+    schedule, number = after[6]
+    assert np.max(np.abs(schedule["head/kernel"] - number["head/kernel"])) > 1e-5
+    assert np.array_equal(schedule["head/bias"], number["head/bias"])
 
 
-def test_a_schedule_of_a_rule_runs_in_fit_and_is_saved(tmp_path):
+def test_schedules_of_a_rule_and_of_ratios_run_in_fit_and_are_saved(tmp_path):
     x = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
-    y = np.zeros((32, 3), "float32")
     model = make_model()
-    made = optimizer(kgo.rule("adam", beta_1=Jump(0.9, 0.1)), learning_rate=0.01, model=model)
+    ratios = [("backbone", 0.25), ("head/bias", Jump(0.0, 1.0))]
+    rule = kgo.rule("adam", beta_1=Jump(0.9, 0.1))
+    made = optimizer(rule, learning_rate=0.01, ratios=ratios, model=model)
     model.compile(optimizer=made, loss="mse")
-    model.fit(x, y, batch_size=16, verbose=0, shuffle=False)
+    fit(model, x=x, y=0 * x, batch_size=16)
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     for each in (model, loaded):
-        each.fit(x, y, batch_size=16, epochs=2, verbose=0, shuffle=False)
+        fit(each, 2, x=x, y=0 * x, batch_size=16)
     assert_same(weights_of(model), weights_of(loaded))
     assert [str(binding) for binding in loaded.optimizer.plan.bindings()] == [
-        "default: rule.beta_1 follows Jump"
+        "default: rule.beta_1 follows Jump",
+        "default: ratios[1] follows Jump",
     ]
+    shown, again = (each.optimizer.plan.to_dict()["groups"][0] for each in (model, loaded))
+    assert again["learning_rate"] == shown["learning_rate"]
 
 
 def test_an_instance_may_hold_a_schedule_too():

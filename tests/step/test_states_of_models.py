@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pathlib
 import re
 from typing import Any
 
@@ -10,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 from models import X, Y, arrays, assert_equal, compiled, dense, fit, number
+from saving_models import save
 
 import keras_groupopt as kgo
 
@@ -30,10 +30,6 @@ def nested(*layers: keras.layers.Layer, name: str = "body") -> tuple[keras.Model
     body = keras.Sequential([keras.Input((4,)), *layers], name=name)
     head = keras.layers.Dense(2, name="head")
     return body, keras.Sequential([keras.Input((4,)), body, head])
-
-
-def save(model: keras.Model, path: pathlib.Path) -> None:
-    model.save(path) if path.suffix == ".keras" else model.save_weights(path)
 
 
 @pytest.mark.parametrize(("frozen", "rule"), [("enc", "nadam"), ("head", "adam")])
@@ -61,15 +57,6 @@ def test_groups_whose_names_differ_in_odd_characters_keep_apart_in_a_state_tree(
     flat = tree["optimizer_variables"]["grouped_optimizer"]
     assert set(flat["@learning_rate_ratio"]) == {"a b", "a_b"}
     assert (set(flat["a b"]), set(flat["a_b"])) == ({"enc", "@rule"}, {"head", "@rule"})
-
-
-def test_a_state_tree_of_another_model_of_the_same_code_goes_on():
-    group = kgo.Group("enc", "enc", rule="nadam", weight_decay=0.1, anchor="initial")
-    first, second = (
-        fit(compiled(dense("same"), group, rule="adam", name="optimizer")) for _ in range(2)
-    )
-    second.set_state_tree(fit(first, 2).get_state_tree(value_format="numpy_array"))
-    assert_close(fit(second), fit(first))
 
 
 def test_the_file_of_a_backbone_anchors_it_inside_another_model(tmp_path):
@@ -122,8 +109,7 @@ def test_the_state_in_a_file_is_the_models_and_not_that_of_a_compiled_layer(tmp_
     fit(compiled(model, ema=kgo.EMA(0.5)), 3)
     averaged = averages(model)
     for name in ("model.keras", "model.weights.h5"):
-        path = tmp_path / name
-        save(model, path)
+        path = save(model, tmp_path / name)
         manifest = kgo.read_manifest(path)
         assert manifest["iterations"] == 3
         assert "body/enc/kernel" in manifest["groups"]["default"]["variables"]
@@ -166,27 +152,19 @@ def test_a_run_with_lora_goes_on_exactly_from_its_weights_and_its_optimizers_sta
     assert_equal(other, model)
 
 
+@pytest.mark.filterwarnings("ignore:Weights in float16/bfloat16 lose")
+@pytest.mark.parametrize("policy", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["run.keras", "run.weights.h5"])
-def test_averages_beside_bfloat16_state_can_be_taken_out_of_a_file(name, tmp_path):
-    keras.config.set_dtype_policy("bfloat16")
-    model = compiled(dense(), rule="adam", ema=kgo.EMA(0.5))
-    with pytest.warns(UserWarning, match="bfloat16"):
-        fit(model)
-    save(model, tmp_path / name)
-    averaged = averages(model)
-    kgo.load_averages(model, tmp_path / name)
-    assert_equal(arrays(model), averaged)
-
-
-@pytest.mark.parametrize("name", ["run.keras", "run.weights.h5"])
-def test_a_model_that_was_never_compiled_takes_weights_and_averages(name, tmp_path):
-    model = fit(compiled(dense(), ema=kgo.EMA(0.5)))
-    save(model, tmp_path / name)
-    plain = dense()
-    kgo.load_weights(plain, tmp_path / name, optimizer=False)
-    assert_close(plain, model)
-    kgo.load_averages(plain, tmp_path / name)
-    assert_close(plain, averages(model))
+def test_weights_and_averages_go_into_a_model_that_was_never_compiled(name, policy, tmp_path):
+    keras.config.set_dtype_policy(policy)
+    model = fit(compiled(dense(), rule="adam", ema=kgo.EMA(0.5)))
+    path = save(model, tmp_path / name)
+    plain, averaged = dense(), averages(model)
+    kgo.load_weights(plain, path, optimizer=False)
+    assert_equal(plain, model)
+    for other in (plain, model):
+        kgo.load_averages(other, path)
+        assert_equal(other, averaged)
 
 
 def test_averages_of_statistics_go_with_their_layer_into_another_model():
@@ -239,14 +217,6 @@ def test_state_and_model_stay_as_they_are_while_averages_are_in_the_weights_plac
         model.save(tmp_path / "export.keras")
     exported = keras.saving.load_model(tmp_path / "export.keras")
     assert (int(exported.optimizer.iterations), int(model.optimizer.iterations)) == (0, 3)
-
-
-def test_averages_of_statistics_do_not_outlive_a_load_of_state_without_them(tmp_path):
-    plain, model = with_statistics("body"), with_statistics("body")
-    fit(plain, 2).save_weights(tmp_path / "run.weights.h5")
-    model.fit(X + 1.0, Y, epochs=2, verbose=0, callbacks=[kgo.UseAveragedWeights()])
-    model.load_weights(tmp_path / "run.weights.h5")
-    assert_equal(averages(model), averages(plain))
 
 
 def test_a_load_that_fails_leaves_averages_of_statistics_as_they_were(tmp_path):

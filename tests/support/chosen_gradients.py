@@ -47,7 +47,7 @@ def towers(*names: str, start: float | Mapping[str, float] = 0.0, **options: Any
 
 def fit(
     model: keras.Model,
-    gradients: Sequence[float] | float = 1.0,
+    gradients: Sequence[Any] | float = 1.0,
     steps: int = 1,
     **options: Any,
 ) -> keras.callbacks.History:
@@ -57,6 +57,12 @@ def fit(
     x = [np.full((steps, 1), value, "float32") for value in each]
     options = {"batch_size": 1, "shuffle": False, "verbose": 0} | options
     return model.fit(x[0] if count == 1 else x, np.zeros((steps, 1), "float32"), **options)
+
+
+def fit_rows(model: keras.Model, *rows: Sequence[float], **options: Any) -> keras.callbacks.History:
+    """Fits a compiled model of towers, one step for each row of gradients."""
+    columns = [np.float32(column)[:, None] for column in zip(*rows, strict=True)]
+    return fit(model, columns, steps=len(rows), **options)
 
 
 def train(

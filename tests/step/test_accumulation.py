@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
@@ -110,9 +110,7 @@ def missing_is_expected() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("case", "options", "way"), ROWS, ids=[f"{case.name}-{way}" for case, _, way in ROWS]
 )
-def test_micro_batches_are_one_batch_and_move_nothing_in_between(
-    case: Case, options: dict[str, Any], way: str
-) -> None:
+def test_micro_batches_are_one_batch_and_move_nothing_in_between(case, options, way):
     whole, parts, count = make_model(), make_model(), 2 if way == "eager" else 4
     plain = case.optimizer(whole, **options)
     optimizer = case.optimizer(parts, **options, gradient_accumulation_steps=count)
@@ -135,7 +133,7 @@ def test_micro_batches_are_one_batch_and_move_nothing_in_between(
     assert not any(np.any(value) for value in sums(optimizer).values())
 
 
-def test_fit_with_four_micro_batches_is_fit_with_batches_four_times_as_large() -> None:
+def test_fit_with_four_micro_batches_is_fit_with_batches_four_times_as_large():
     group = kgo.Group("enc", "enc", learning_rate_ratio=0.5)
     options = {"rule": "adam", "learning_rate": 0.01, "weight_decay": 0.01}
     options |= {"global_clipnorm": 0.5, "ema": kgo.EMA(0.5)}
@@ -164,9 +162,7 @@ def test_fit_with_four_micro_batches_is_fit_with_batches_four_times_as_large() -
     ],
     ids=["alone", "loss scale", "loss scale, eager", "loss scale of Keras"],
 )
-def test_the_next_micro_batch_takes_the_place_of_one_that_overflows(
-    scaled: Callable[[Any], Any], eager: bool
-) -> None:
+def test_the_next_micro_batch_takes_the_place_of_one_that_overflows(scaled, eager):
     """ACC-08: gradients 1, inf, 3, 1, 1 at a scale of 1."""
     model = towers("weight")
     inner = sgd(model, gradient_accumulation_steps=2)
@@ -187,7 +183,7 @@ def test_the_next_micro_batch_takes_the_place_of_one_that_overflows(
     ("way", "kind"),
     [("eager", int), ("compiled", np.float32), ("eager", keras.ops.convert_to_tensor)],
 )
-def test_micro_batches_weigh_by_their_sample_count(way: str, kind: Callable[[Any], Any]) -> None:
+def test_micro_batches_weigh_by_their_sample_count(way, kind):
     """ACC-04: 3 samples of gradient 1, none of 9 and one of 5 have the mean 2."""
     model = make_model()
     optimizer = sgd(model, gradient_accumulation_steps=3)
@@ -199,7 +195,7 @@ def test_micro_batches_weigh_by_their_sample_count(way: str, kind: Callable[[Any
     assert_close(weights_of(model), {p: w - 2.0 for p, w in before.items()})
 
 
-def test_a_sparse_gradient_of_an_embedding_is_summed_over_micro_batches() -> None:
+def test_a_sparse_gradient_of_an_embedding_is_summed_over_micro_batches():
     """ACC-10: rows 0 and 1 get 3 + 4 and 1 + 1 in a window of two."""
     ids, factors = keras.Input((2,), dtype="int32"), keras.Input((2, 1))
     rows = keras.layers.Embedding(3, 1, embeddings_initializer="ones", name="rows")
@@ -224,8 +220,8 @@ def test_a_sparse_gradient_of_an_embedding_is_summed_over_micro_batches() -> Non
 )
 @pytest.mark.usefixtures("missing_is_expected")
 def test_a_variable_that_its_gradient_overwrites_gets_the_largest_of_the_window(
-    values: Sequence[float | None], expected: float | None, way: str
-) -> None:
+    values, expected, way
+):
     """ACC-11: untouched by rate, decay, clipping and averages."""
     model = make_model()
     scale = by_path(model)["head/bias"]
@@ -243,7 +239,7 @@ def test_a_variable_that_its_gradient_overwrites_gets_the_largest_of_the_window(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_weights_of_low_precision_have_sums_and_averages_of_float32(dtype: str) -> None:
+def test_weights_of_low_precision_have_sums_and_averages_of_float32(dtype):
     model = make_model(dtype)
     optimizer = sgd(model, gradient_accumulation_steps=3, ema=kgo.EMA(0.5))
     with pytest.warns(UserWarning, match="lose updates"):
@@ -281,9 +277,7 @@ LATER, FIRST, NEVER = ([1.0, None], 0.5), ([None, 1.0], 0.5), ([None, None], Non
     ],
 )
 @pytest.mark.usefixtures("missing_is_expected")
-def test_a_micro_batch_without_a_gradient_loses_nothing(
-    rest: Any, left_out: bool, way: str, backend: str
-) -> None:
+def test_a_micro_batch_without_a_gradient_loses_nothing(rest, left_out, way, backend):
     if left_out and way == "compiled" and backend != "tensorflow":
         pytest.skip("a stateless step takes the values of all variables")
     values, mean = rest
@@ -312,7 +306,7 @@ def test_a_micro_batch_without_a_gradient_loses_nothing(
     assert not any(np.any(value) for value in sums(optimizer).values())
 
 
-def test_a_gradient_of_a_variable_that_is_frozen_in_the_window_is_dropped() -> None:
+def test_a_gradient_of_a_variable_that_is_frozen_in_the_window_is_dropped():
     model = make_model()
     optimizer = sgd(model, gradient_accumulation_steps=2)
     everything = by_path(model)
@@ -327,7 +321,7 @@ def test_a_gradient_of_a_variable_that_is_frozen_in_the_window_is_dropped() -> N
     assert not any(np.any(value) for value in sums(optimizer).values())
 
 
-def test_a_frozen_group_has_no_accumulators_and_the_plan_counts_what_there_is() -> None:
+def test_a_frozen_group_has_no_accumulators_and_the_plan_counts_what_there_is():
     model = make_model()
     case = RULE["adam"]
     options = {"gradient_accumulation_steps": 2, "ema": kgo.SWA()}
@@ -359,7 +353,7 @@ def fitted(*callbacks: Any, epochs: int = 2, **options: Any) -> tuple[float, int
     return models.number(model.weights[0]), int(model.optimizer.iterations), model
 
 
-def test_a_window_carries_over_into_the_next_epoch_or_is_flushed() -> None:
+def test_a_window_carries_over_into_the_next_epoch_or_is_flushed():
     # (1, 2), (3, 4), (5, 1), (2, 3), (4, 5) or (1, 2), (3, 4), (5) twice.
     assert fitted()[:2] == (-15.0, 5)
     assert fitted(kgo.FlushAccumulation())[:2] == (-20.0, 6)
@@ -374,7 +368,7 @@ def test_a_window_carries_over_into_the_next_epoch_or_is_flushed() -> None:
 
 @pytest.mark.parametrize("way", ["eager", "compiled"])
 @pytest.mark.usefixtures("missing_is_expected")
-def test_a_flush_moves_what_came_in_its_window_whatever_came_before(way: str) -> None:
+def test_a_flush_moves_what_came_in_its_window_whatever_came_before(way):
     """Steps with and without a gradient of the head: each is compiled, and any may be the last."""
     case = RULE["sgd_momentum"]
     whole, parts = make_model(), make_model()
@@ -395,7 +389,7 @@ def test_a_flush_moves_what_came_in_its_window_whatever_came_before(way: str) ->
     assert counters_of(optimizer) == {3}
 
 
-def test_flushing_needs_a_grouped_optimizer_and_nothing_else() -> None:
+def test_flushing_needs_a_grouped_optimizer_and_nothing_else():
     assert fitted(kgo.FlushAccumulation(), gradient_accumulation_steps=None)[:2] == (-30.0, 10)
     model = towers("weight")
     model.compile("sgd", loss=mean_output)
@@ -403,9 +397,7 @@ def test_flushing_needs_a_grouped_optimizer_and_nothing_else() -> None:
         model.fit(np.ones((1, 1)), np.ones((1, 1)), callbacks=[kgo.FlushAccumulation()], verbose=0)
 
 
-def test_a_window_and_averages_that_were_loaded_are_flushed_as_those_that_were_saved(
-    tmp_path: Any,
-) -> None:
+def test_a_window_and_averages_that_were_loaded_are_flushed_as_those_that_were_saved(tmp_path):
     model, again = make_model(), make_model()
     options = EVERYTHING | {"ema": kgo.SWA(every=2, start=1), "gradient_accumulation_steps": 2}
     for each in (model, again):
@@ -424,7 +416,7 @@ def test_a_window_and_averages_that_were_loaded_are_flushed_as_those_that_were_s
     assert "@averages_made" in state_of(again.optimizer)
 
 
-def test_state_without_a_window_empties_the_one_that_is_open(tmp_path: Any) -> None:
+def test_state_without_a_window_empties_the_one_that_is_open(tmp_path):
     case = RULE["sgd_momentum"]
     model, other = make_model(), make_model()
     for each, steps in ((model, None), (other, 2)):
@@ -456,9 +448,7 @@ SAMPLES = "`sample_count` must be a finite number >= 0"
     ],
     ids=lambda value: str(value)[:20],
 )
-def test_a_sample_count_that_is_none_is_refused_and_loses_nothing(
-    value: Any, error: type[Exception], said: str
-) -> None:
+def test_a_sample_count_that_is_none_is_refused_and_loses_nothing(value, error, said):
     model = make_model()
     optimizer = kgo.GroupedOptimizer(model=model, gradient_accumulation_steps=2)
     step = stepper(optimizer, model, "eager")
@@ -471,9 +461,7 @@ def test_a_sample_count_that_is_none_is_refused_and_loses_nothing(
 
 
 @pytest.mark.parametrize("first", [None, 3], ids=["without first", "with first"])
-def test_a_window_with_and_without_sample_counts_is_refused_and_loses_nothing(
-    first: Any,
-) -> None:
+def test_a_window_with_and_without_sample_counts_is_refused_and_loses_nothing(first):
     model = make_model()
     optimizer = kgo.GroupedOptimizer(model=model, gradient_accumulation_steps=2)
     step, other = stepper(optimizer, model, "eager"), 3 if first is None else None

@@ -106,7 +106,7 @@ TRANSCRIPTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         ("swa", "eager"),
     ],
 )
-def test_twelve_steps_match_the_float64_transcript(name: str, way: str) -> None:
+def test_twelve_steps_match_the_float64_transcript(name, way):
     options, meaning = TRANSCRIPTS[name]
     # A compiled step is of micro-batches, of which two make an optimizer step.
     size = 2 if way == "compiled" else 1
@@ -140,7 +140,7 @@ def test_twelve_steps_match_the_float64_transcript(name: str, way: str) -> None:
 
 @pytest.mark.backends("torch", reason="it asks torch")
 @pytest.mark.parametrize("declared", ["ema", "swa"])
-def test_the_transcript_is_that_of_torchs_own_averages(declared: str) -> None:
+def test_the_transcript_is_that_of_torchs_own_averages(declared):
     import torch
 
     torches = torch.optim.swa_utils
@@ -160,7 +160,7 @@ def test_the_transcript_is_that_of_torchs_own_averages(declared: str) -> None:
             np.testing.assert_allclose(mean.detach(), value, rtol=2e-6, atol=2e-6)
 
 
-def test_what_rests_is_averaged_as_it_is() -> None:
+def test_what_rests_is_averaged_as_it_is():
     """Two parts in turn: an equal average counts each step of each part."""
     model = make_model()
     optimizer = sgd(model, ema=kgo.SWA())
@@ -176,7 +176,7 @@ def test_what_rests_is_averaged_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_a_weight_of_low_precision_has_an_average_that_moves(dtype: str) -> None:
+def test_a_weight_of_low_precision_has_an_average_that_moves(dtype):
     """K32: 0.999 is 1 in bfloat16, and the average stayed where it was."""
     model = towers("weight", start=1.0, dtype=dtype)
     optimizer = sgd(model, ema=kgo.EMA(0.999))
@@ -223,7 +223,7 @@ FITS: dict[str, tuple[dict[str, Any], Sequence[int], float, float]] = {
 
 
 @pytest.mark.parametrize("name", FITS)
-def test_a_weight_and_its_average_after_fit(name: str) -> None:
+def test_a_weight_and_its_average_after_fit(name):
     options, fits, weight, average = FITS[name]
     model = compiled(**options)
     for steps in fits:
@@ -231,7 +231,7 @@ def test_a_weight_and_its_average_after_fit(name: str) -> None:
     assert pairs(model) == [(weight, average)]
 
 
-def test_use_ema_gives_the_weights_of_plain_keras() -> None:
+def test_use_ema_gives_the_weights_of_plain_keras():
     found = []
     for make in (functools.partial(kgo.GroupedOptimizer, rule="adam"), keras.optimizers.Adam):
         model = models.dense(head=2)
@@ -259,8 +259,8 @@ def _load_weights(model: Any, other: Any, tmp_path: Any) -> None:
     ids=["ema", "swa"],
 )
 def test_averages_begin_at_the_weights_of_the_first_step_not_of_the_build(
-    bring: Callable[..., None], average: Any, expected: float, tmp_path: Any
-) -> None:
+    bring, average, expected, tmp_path
+):
     model = compiled(ema=average)
     model.optimizer.build(model.trainable_variables)
     bring(model, towers("weight", start=64.0), tmp_path)
@@ -271,9 +271,7 @@ def test_averages_begin_at_the_weights_of_the_first_step_not_of_the_build(
 
 
 @pytest.mark.parametrize(("built", "every"), [(False, 1), (True, 2)])
-def test_averages_that_are_new_to_a_resumed_run_begin_at_the_weights_then(
-    built: bool, every: int, tmp_path: Any
-) -> None:
+def test_averages_that_are_new_to_a_resumed_run_begin_at_the_weights_then(built, every, tmp_path):
     first, second = compiled(start=64.0), compiled(ema=kgo.EMA(0.5, every=every))
     fit(first, steps=3)
     first.save_weights(tmp_path / "first.weights.h5")
@@ -289,7 +287,7 @@ def test_averages_that_are_new_to_a_resumed_run_begin_at_the_weights_then(
 
 
 @pytest.mark.parametrize("options", [{"ema": kgo.EMA(0.5)}, USE], ids=["ema", "use_ema"])
-def test_a_layer_frozen_later_keeps_its_weight_and_its_own_average(options: Any) -> None:
+def test_a_layer_frozen_later_keeps_its_weight_and_its_own_average(options):
     """K39: with equal shapes one layer's average went into the other."""
     model = towers("a", "b", start={"a": 100.0, "b": -100.0})
     optimizer = sgd(model, **options)

@@ -227,7 +227,7 @@ def results(operation: Operation, module: Any, described: Described) -> tuple[An
 
 @pytest.mark.parametrize("described", LISTS.values(), ids=list(LISTS))
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_an_operation_is_right_in_the_dtype_of_each_tensor(name: str, described: Described) -> None:
+def test_an_operation_is_right_in_the_dtype_of_each_tensor(name, described):
     operation = OPERATIONS[name]
     expected_dtypes = operation.takes[0][1](described)
     for module in (backend, generic):
@@ -239,7 +239,7 @@ def test_an_operation_is_right_in_the_dtype_of_each_tensor(name: str, described:
 
 @pytest.mark.parametrize("described", list(LISTS.values())[1:], ids=list(LISTS)[1:])
 @pytest.mark.parametrize("name", NUMBERS)
-def test_a_number_of_all_elements_is_right_in_float32(name: str, described: Described) -> None:
+def test_a_number_of_all_elements_is_right_in_float32(name, described):
     for module in (backend, generic):
         found, before = results(NUMBERS[name], module, described)
         expected, allowed = NUMBERS[name].right(*before)
@@ -249,7 +249,7 @@ def test_a_number_of_all_elements_is_right_in_float32(name: str, described: Desc
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_sum_of_squares_does_not_overflow_in_a_low_precision(dtype: str) -> None:
+def test_a_sum_of_squares_does_not_overflow_in_a_low_precision(dtype):
     values = [ops.cast(ops.full((1000,), 300.0), dtype) for _ in range(3)]
     expected = np.sqrt(3000.0) * float(double(values[0])[0])
     np.testing.assert_allclose(double(backend.global_norm(values)), expected, rtol=1e-6)
@@ -257,7 +257,7 @@ def test_a_sum_of_squares_does_not_overflow_in_a_low_precision(dtype: str) -> No
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_is_not_finite_shows_in_a_norm_and_stays_out_of_a_sum_that_drops_it(bad) -> None:
+def test_what_is_not_finite_shows_in_a_norm_and_stays_out_of_a_sum_that_drops_it(bad):
     gradients = [ops.ones((3,)), ops.convert_to_tensor(np.array([1.0, bad], "float32"))]
     assert not np.isfinite(double(backend.global_norm(gradients)))
     (total,) = variables([((3,), "float32")])
@@ -268,7 +268,7 @@ def test_what_is_not_finite_shows_in_a_norm_and_stays_out_of_a_sum_that_drops_it
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_decay_keeps_the_precision_of_a_float32_anchor(dtype: str) -> None:
+def test_decay_keeps_the_precision_of_a_float32_anchor(dtype):
     # The difference is smaller than the weight's dtype can tell from the anchor's size.
     (weight,) = variables([((), dtype)])
     weight.assign(1.0)
@@ -281,7 +281,7 @@ def test_decay_keeps_the_precision_of_a_float32_anchor(dtype: str) -> None:
     assert float(double(weight)) == 1.0
 
 
-def test_decay_by_zero_or_at_the_anchor_leaves_the_bits_of_a_weight() -> None:
+def test_decay_by_zero_or_at_the_anchor_leaves_the_bits_of_a_weight():
     described = [((50,), dtype) for dtype in FLOATS]
     weights, anchors = variables(described), variables(described)
     before = [double(weight) for weight in weights]
@@ -293,7 +293,7 @@ def test_decay_by_zero_or_at_the_anchor_leaves_the_bits_of_a_weight() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
-def test_an_average_stays_or_is_a_copy_of_the_weight_to_the_bit(share: float) -> None:
+def test_an_average_stays_or_is_a_copy_of_the_weight_to_the_bit(share):
     described = [((4, 3), dtype) for dtype in FLOATS]
     means, weights = variables(wide(described)), variables(described, seed=1)
     expected = [double(value) for value in (means, weights)[int(share)]]

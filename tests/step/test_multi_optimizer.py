@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import keras
 import models
-import numpy as np
 import pytest
 from chosen_gradients import fit, mean_output, no_gradient, towers, train, weights
 from models import sgd
@@ -51,33 +49,25 @@ def biased() -> keras.Model:
     return keras.Sequential([keras.Input((1,)), layer])
 
 
-def decays(make_model: Callable[[], keras.Model]) -> Callable[[Callable[[Any], Any]], Any]:
-    """The weights after one step in which only decay acts."""
-
-    def run(optimizer_for: Callable[[Any], Any]) -> dict[str, Any]:
-        model = make_model()
-        model.compile(optimizer=optimizer_for(model), loss=no_gradient)
-        model.fit(np.ones((1, 1)), np.ones((1, 1)), verbose=0)
-        return weights(model)
-
-    return run
+def two() -> keras.Model:
+    return towers("a", "b")
 
 
-def pair(run: Callable[[keras.Model, Any], None]) -> Callable[[Callable[[Any], Any]], Any]:
-    """The weights of two towers, from 0, after a run."""
+def weights_after(
+    make_model: Callable[[], keras.Model],
+    optimizer_for: Callable[[keras.Model], Any],
+    loss: Any = mean_output,
+    **options: Any,
+) -> dict[str, Any]:
+    """The weights after one step."""
+    model = make_model()
+    model.compile(optimizer=optimizer_for(model), loss=loss)
+    fit(model, **options)
+    return weights(model)
 
-    def weights_after(optimizer_for: Callable[[Any], Any]) -> dict[str, float]:
-        model = towers("a", "b")
-        optimizer = optimizer_for(model)
-        model.compile(optimizer=optimizer, loss=mean_output)
-        run(model, optimizer)
-        return {name: weights(model)[f"{name}/kernel"] for name in "ab"}
 
-    return weights_after
-
-
-def one_rate(model: keras.Model, optimizer: Any) -> None:
-    fit(model, callbacks=[keras.callbacks.LearningRateScheduler(lambda epoch: 0.25)])
+def ours(*groups: kgo.Group, **options: Any) -> Callable[[keras.Model], Any]:
+    return lambda model: sgd(model, groups, **options)
 
 
 def excluding(optimizer: Any) -> Any:
@@ -85,75 +75,72 @@ def excluding(optimizer: Any) -> Any:
     return optimizer
 
 
-# What is run, with which optimizers of ours, what it comes to, and the same of Keras.
-CLAIMS: dict[str, tuple[Callable[..., Any], list[Callable[[Any], Any]], Any, Any, Any]] = {
+DECAY_ALONE = {"loss": no_gradient}
+DECAYING = {"weight_decay": 0.5}
+ONE_RATE = [keras.callbacks.LearningRateScheduler(lambda epoch: 0.25)]
+
+# What is trained and how, with which optimizers of ours, what it comes to, and the same of Keras.
+CLAIMS: dict[str, tuple[Any, dict[str, Any], list[Callable[[Any], Any]], Any, Any, Any]] = {
     "a pattern reaches the weights of a nested backbone": (
-        decays(nested),
+        *(nested, DECAY_ALONE),
         [
-            lambda model, selector=selector: sgd(
-                model, [kgo.Group("backbone", selector, weight_decay=0.5)]
-            )
+            ours(kgo.Group("backbone", selector, **DECAYING))
             for selector in ("backbone", "backbone/**", kgo.regex("backbone/.*"))
         ],
         {"backbone/Conv1/kernel": 0.5, "head/kernel": 1.0},
-        lambda model: multi({"backbone/.*": SGD(1.0, weight_decay=0.5)}),
+        lambda model: multi({"backbone/.*": SGD(1.0, **DECAYING)}),
         {"backbone/Conv1/kernel": 1.0, "head/kernel": 1.0},
     ),
     "a callback that sets one rate keeps the groups apart": (
-        pair(one_rate),
-        [lambda model: sgd(model, [kgo.Group("a", "a", learning_rate_ratio=0.5)])],
-        {"a": -0.125, "b": -0.25},
+        *(two, {"callbacks": ONE_RATE}),
+        [ours(kgo.Group("a", "a", learning_rate_ratio=0.5))],
+        {"a/kernel": -0.125, "b/kernel": -0.25},
         lambda model: multi({"a/.*": SGD(0.5), "b/.*": SGD(1.0)}),
-        {"a": -0.25, "b": -0.25},
+        {"a/kernel": -0.25, "b/kernel": -0.25},
     ),
     "one norm is over all parts": (
-        pair(lambda model, optimizer: fit(model, [3.0, 4.0])),
-        [lambda model: sgd(model, {"a": "a", "b": "b"}, global_clipnorm=1.0)],
-        {"a": -0.6, "b": -0.8},
+        *(two, {"gradients": [3.0, 4.0]}),
+        [ours(kgo.Group("a", "a"), kgo.Group("b", "b"), global_clipnorm=1.0)],
+        {"a/kernel": -0.6, "b/kernel": -0.8},
         lambda model: multi({f"{name}/.*": SGD(1.0, global_clipnorm=1.0) for name in "ab"}),
-        {"a": -1.0, "b": -1.0},
+        {"a/kernel": -1.0, "b/kernel": -1.0},
     ),
     "decay leaves out what is excluded": (
-        decays(biased),
-        [
-            lambda model: sgd(
-                model,
-                [kgo.Group("head", "head", weight_decay=0.5, exclude_from_decay="head/bias")],
-            )
-        ],
+        *(biased, DECAY_ALONE),
+        [ours(kgo.Group("head", "head", exclude_from_decay="head/bias", **DECAYING))],
         {"head/kernel": 0.5, "head/bias": 1.0},
-        lambda model: excluding(multi({}, SGD(1.0, weight_decay=0.5))),
+        lambda model: excluding(multi({}, SGD(1.0, **DECAYING))),
         {"head/kernel": 0.5, "head/bias": 0.5},
     ),
 }
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_our_optimizer_does_what_is_claimed(claim: str) -> None:
-    run, makers, expected, _, _ = CLAIMS[claim]
+def test_our_optimizer_does_what_is_claimed(claim):
+    make_model, options, makers, expected, _, _ = CLAIMS[claim]
     for make in makers:
-        assert run(make) == pytest.approx(expected)
+        assert weights_after(make_model, make, **options) == pytest.approx(expected)
 
 
 @on_measured_keras
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_multi_optimizer_does_what_is_said_of_it(claim: str) -> None:
-    run, _, _, make, expected = CLAIMS[claim]
-    assert run(make) == pytest.approx(expected)
+def test_multi_optimizer_does_what_is_said_of_it(claim):
+    make_model, options, _, _, make, expected = CLAIMS[claim]
+    assert weights_after(make_model, make, **options) == pytest.approx(expected)
 
 
 # What follows from that for Keras --------------------------------------------------------------
 
 
 @on_measured_keras
-def test_multi_optimizer_leaves_a_part_without_weights_unbuilt() -> None:
+def test_multi_optimizer_leaves_a_part_without_weights_unbuilt():
     backbone = SGD(1.0, weight_decay=0.5)
-    decays(nested)(lambda model: multi({"backbone/.*": backbone}))
+    weights_after(nested, lambda model: multi({"backbone/.*": backbone}))
     assert not backbone.built
 
 
 @on_measured_keras
-def test_multi_optimizer_has_no_rate() -> None:
+def test_multi_optimizer_has_no_rate():
     optimizer = multi({"a/.*": SGD(0.1)})
     with pytest.raises(AttributeError, match="cannot be accessed"):
         _ = optimizer.learning_rate
@@ -162,7 +149,7 @@ def test_multi_optimizer_has_no_rate() -> None:
 
 
 @on_measured_keras
-def test_multi_optimizer_aborts_the_step_after_moving_the_first_part() -> None:
+def test_multi_optimizer_aborts_the_step_after_moving_the_first_part():
     model = towers("a", "b")
     optimizer = multi({"a/.*": SGD(1.0), "b/.*": SGD(1.0)})
     with pytest.raises(ValueError, match="No gradients provided for any variable"):
@@ -172,7 +159,7 @@ def test_multi_optimizer_aborts_the_step_after_moving_the_first_part() -> None:
 
 
 @on_measured_keras
-def test_multi_optimizer_writes_state_twice(tmp_path: Path) -> None:
+def test_multi_optimizer_writes_state_twice(tmp_path):
     model = models.dense(first=256, second=128, head=5)
     sizes = []
     for optimizer in (Adam(), multi({"head/.*": Adam()}, Adam())):
@@ -205,8 +192,8 @@ def parts_in(order: str) -> Any:
     ids=["ours", "MultiOptimizer"],
 )
 def test_state_of_reordered_parts_is_restored_by_name_here_and_exchanged_there(
-    optimizer_for: Callable[[str], Any], expected: Any, tmp_path: Path, caplog: Any
-) -> None:
+    optimizer_for, expected, tmp_path, caplog
+):
     model, other = towers("a", "b"), towers("a", "b")
     train(model, optimizer_for("ab"))
     model.save_weights(tmp_path / "state.weights.h5")

@@ -81,9 +81,7 @@ def state_without_guard(optimizer: Any) -> dict[str, np.ndarray]:
         ("norms beyond float32 together", "compiled", "clipnorm"),
     ],
 )
-def test_a_step_that_is_not_finite_leaves_all_state_to_the_bit(
-    name: str, way: str, clipping: str
-) -> None:
+def test_a_step_that_is_not_finite_leaves_all_state_to_the_bit(name, way, clipping):
     fault, group = AT_FAULT[name]
     model, other = make_model(), make_model()
     optimizer, plain = (optimizer_of(each, **CLIPPINGS[clipping]) for each in (model, other))
@@ -113,7 +111,7 @@ def apart(policy: str = "float32", **options: Any) -> tuple[keras.Model, kgo.Gro
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_a_norm_that_only_its_own_precision_could_not_hold_is_clipped(dtype: str) -> None:
+def test_a_norm_that_only_its_own_precision_could_not_hold_is_clipped(dtype):
     """K17: the norm of gradients of 400 is beyond float16, that of 1e18 is not beyond float32."""
     model, optimizer = apart(dtype, global_clipnorm=1.0)
     with warnings.catch_warnings():
@@ -129,7 +127,7 @@ def test_a_norm_that_only_its_own_precision_could_not_hold_is_clipped(dtype: str
     assert int(optimizer.skipped_steps) == 0
 
 
-def test_what_is_frozen_or_propagates_is_not_looked_at() -> None:
+def test_what_is_frozen_or_propagates_is_not_looked_at():
     model = make_model()
     groups = [kgo.Group("backbone", "backbone", frozen=True)]
     optimizer = sgd(model, groups)
@@ -155,7 +153,7 @@ def test_what_is_frozen_or_propagates_is_not_looked_at() -> None:
 
 @pytest.mark.backends("tensorflow", reason="sparse gradients")
 @pytest.mark.parametrize("values", [[[np.inf], [1.0]], [[1e19], [1e19]]], ids=["inf", "sum"])
-def test_a_sparse_gradient_is_looked_at_with_repeated_rows_summed(values: Any) -> None:
+def test_a_sparse_gradient_is_looked_at_with_repeated_rows_summed(values):
     import tensorflow as tf
 
     table = keras.Variable(np.ones((3, 1), "float32"), name="table")
@@ -170,7 +168,7 @@ def test_a_sparse_gradient_is_looked_at_with_repeated_rows_summed(values: Any) -
     np.testing.assert_array_equal(numpy_of(table), np.ones((3, 1)))
 
 
-def test_under_loss_scaling_a_norm_that_overflows_once_unscaled_is_skipped_too() -> None:
+def test_under_loss_scaling_a_norm_that_overflows_once_unscaled_is_skipped_too():
     model, inner = apart(global_clipnorm=1.0)
     outer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=1.0)
     model.compile(outer, loss=mean_output)
@@ -188,7 +186,7 @@ def test_under_loss_scaling_a_norm_that_overflows_once_unscaled_is_skipped_too()
 # Raised and told of ---------------------------------------------------------------------------
 
 
-def test_an_eager_step_raises_at_once_and_names_the_first_group() -> None:
+def test_an_eager_step_raises_at_once_and_names_the_first_group():
     model = make_model()
     optimizer = optimizer_of(model, on_nonfinite="raise")
     state = state_without_guard(optimizer)
@@ -203,9 +201,7 @@ def test_an_eager_step_raises_at_once_and_names_the_first_group() -> None:
 
 
 @pytest.mark.parametrize("logged", [False, True], ids=["alone", "GroupLogger"])
-def test_fit_raises_for_the_group_and_leaves_a_model_that_trains_on(
-    logged: bool, backend: str
-) -> None:
+def test_fit_raises_for_the_group_and_leaves_a_model_that_trains_on(logged, backend):
     model, optimizer = apart(on_nonfinite="raise")
     model.compile(optimizer, loss=mean_output)
     ended = []
@@ -224,7 +220,7 @@ def test_fit_raises_for_the_group_and_leaves_a_model_that_trains_on(
     assert weights(model) == {"a/kernel": -1.0 * (done + 1), "b/kernel": -2.0 * (done + 1)}
 
 
-def test_group_logger_warns_of_skipped_steps_and_logs_them_on_request() -> None:
+def test_group_logger_warns_of_skipped_steps_and_logs_them_on_request():
     model, optimizer = apart()
     model.compile(optimizer, loss=mean_output)
     finite, broken = ((1.0, 2.0), (1.0, 2.0)), ((1.0, np.inf), (np.inf, 2.0))
@@ -248,7 +244,7 @@ def test_group_logger_warns_of_skipped_steps_and_logs_them_on_request() -> None:
 
 
 @pytest.mark.backends("torch", reason="torch.compile")
-def test_torch_compiles_a_step_without_a_break_and_gets_the_eager_numbers() -> None:
+def test_torch_compiles_a_step_without_a_break_and_gets_the_eager_numbers():
     import torch
 
     torch._dynamo.reset()

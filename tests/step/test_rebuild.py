@@ -17,7 +17,7 @@ from saving_models import fit as fit_mse
 
 import keras_groupopt as kgo
 
-HALVED = keras.optimizers.schedules.PolynomialDecay(1.0, 10, 0.0)
+HALVED = kgo.schedules.Linear(1.0, 10, 0.0)
 
 
 def grouped(model: keras.Model | None, groups: Any = (), **options: Any) -> kgo.GroupedOptimizer:

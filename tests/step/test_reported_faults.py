@@ -107,7 +107,7 @@ KNOWN: dict[str, Row] = {
 
 
 @pytest.mark.parametrize("case", KNOWN)
-def test_the_weights_after_fit_are_these_numbers(case: str) -> None:
+def test_the_weights_after_fit_are_these_numbers(case):
     groups, options, start, gradients, expected = KNOWN[case]
     model = towers(*start, start=start)
     model.compile(sgd(model, groups, **options), loss=mean_output)

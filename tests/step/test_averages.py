@@ -19,11 +19,10 @@ from cases import (
     stairs,
     stairs_at,
     take_step,
-    tensors_of,
     weights_of,
 )
 from chosen_gradients import fit, mean_output, towers
-from comparing import Arrays, compiled_step
+from comparing import Arrays, compiled_step, stepper
 from models import number, sgd
 
 import keras_groupopt as kgo
@@ -112,28 +111,19 @@ def test_twelve_steps_match_the_float64_transcript(name, way):
     size = 2 if way == "compiled" else 1
     model = make_model()
     by_path(model)["backbone/kernel"].constraint = keras.constraints.NonNeg()
-    optimizer = sgd(
-        model,
-        learning_rate=0.125,
-        gradient_accumulation_steps=size if size > 1 else None,
-        **options,
-    )
-    variables = by_path(model)
-    optimizer.build(list(variables.values()))
-    step: Callable[..., Any] = optimizer.apply
-    if way == "compiled":
-        step, traces = compiled_step(optimizer, list(variables.values()))
+    window = {"gradient_accumulation_steps": size} if size > 1 else {}
+    optimizer = sgd(model, learning_rate=0.125, **window, **options)
+    step = stepper(optimizer, model, way, traced_once=True)
     weights, found = [weights_of(model)], []
     for place in range(12):
         for part in range(size):
-            step(tensors_of(gradients(size * place + part), variables))
+            step(gradients(size * place + part))
         weights.append(weights_of(model))
         found.append(averages_of(optimizer, model))
     for mean, expected in zip(found, transcript(weights, **meaning), strict=True):
         assert list(mean) == list(expected)
         for path, value in expected.items():
             np.testing.assert_allclose(mean[path], value, rtol=2e-6, atol=2e-6, err_msg=path)
-    assert way == "eager" or traces() == 1
     # The constraint acted, and came first.
     assert any(np.any(each["backbone/kernel"] == 0) for each in weights)
 
@@ -244,28 +234,40 @@ def test_use_ema_gives_the_weights_of_plain_keras():
 # Where they begin -----------------------------------------------------------------------------
 
 
-def _set_weights(model: Any, other: Any, tmp_path: Any) -> None:
+def _set_weights(model, other, path):
     model.set_weights(other.get_weights())
 
 
-def _load_weights(model: Any, other: Any, tmp_path: Any) -> None:
-    other.save_weights(tmp_path / "pretrained.weights.h5")
-    model.load_weights(tmp_path / "pretrained.weights.h5")
+def _load_weights(model, other, path):
+    other.save_weights(path)
+    model.load_weights(path)
+
+
+def _load_weights_alone(model, other, path):
+    other.save_weights(path)
+    kgo.load_weights(model, path, optimizer=False)
 
 
 @pytest.mark.parametrize(
-    ("bring", "average", "expected"),
-    [(_set_weights, kgo.EMA(0.5), 31.5), (_load_weights, kgo.SWA(every=2), 32.0)],
-    ids=["ema", "swa"],
+    ("bring", "options", "steps_before", "expected"),
+    [
+        (_set_weights, {"ema": kgo.EMA(0.5)}, 0, 31.5),
+        (_load_weights, {"ema": kgo.SWA(every=2)}, 0, 32.0),
+        (_load_weights_alone, {"ema": kgo.EMA(0.5, start=2)}, 1, 31.0),
+        (_load_weights_alone, {"ema": kgo.EMA(0.5), "gradient_accumulation_steps": 2}, 1, 31.5),
+    ],
+    ids=["ema", "swa", "start", "accumulation"],
 )
-def test_averages_begin_at_the_weights_of_the_first_step_not_of_the_build(
-    bring, average, expected, tmp_path
+def test_averages_begin_at_the_weights_of_their_first_step_not_of_the_build(
+    bring, options, steps_before, expected, tmp_path
 ):
-    model = compiled(ema=average)
+    model, path = compiled(**options), tmp_path / "pretrained.weights.h5"
     model.optimizer.build(model.trainable_variables)
-    bring(model, towers("weight", start=64.0), tmp_path)
+    if steps_before:
+        fit(model)
+    bring(model, towers("weight", start=64.0), path)
     assert pairs(model) == [(64.0, 64.0)]
-    bring(model, towers("weight", start=32.0), tmp_path)
+    bring(model, towers("weight", start=32.0), path)
     fit(model)
     assert pairs(model) == [(31.0, expected)]
 

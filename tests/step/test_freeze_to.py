@@ -121,19 +121,29 @@ def test_a_model_with_a_gradient_rule_can_be_frozen():
     assert moved_layers(model) - {"norm"} == {"head"}
 
 
-@pytest.mark.parametrize("n", [3, -4, 100])
-def test_a_group_that_is_not_there_is_refused(n):
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        *(
+            (
+                lambda own, n=n: own.freeze_to(n),
+                ValueError,
+                r"must leave a group .*: stem, body, head",
+            )
+            for n in (3, -4, 100)
+        ),
+        (lambda own: own.freeze_to("head"), TypeError, "`n` must be an integer"),
+        (lambda _: kgo.GroupedOptimizer().freeze_to(0), ValueError, "`freeze_to` needs a model"),
+    ],
+)
+def test_what_is_no_group_or_has_no_model_is_refused(call, error, message):
     model = compiled()
-    with pytest.raises(ValueError, match=r"`n` must leave a group .*: stem, body, head\."):
-        model.optimizer.freeze_to(n)
+    with pytest.raises(error, match=message):
+        call(model.optimizer)
     assert len(model.trainable_variables) == 8
 
 
-def test_it_needs_a_model_or_a_build():
-    with pytest.raises(ValueError, match="`freeze_to` needs a model"):
-        kgo.GroupedOptimizer().freeze_to(0)
-    with pytest.raises(TypeError, match="`n` must be an integer"):
-        compiled().optimizer.freeze_to("head")
+def test_a_rebuild_needs_all_groups():
     model = compiled()
     model.optimizer.freeze_to(-1)
     with pytest.raises(ValueError, match=r"Call `optimizer.freeze_to\(0\)` first"):

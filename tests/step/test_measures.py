@@ -16,6 +16,7 @@ import pytest
 import rate_meter
 from models import assert_equal, sgd
 from rate_meter import BATCH_SIZE, RATIO
+from saving_models import load, save
 
 import keras_groupopt as kgo
 
@@ -158,11 +159,8 @@ def test_what_is_not_asked_for_is_not_measured_and_what_is_changes_no_step():
     fit(plain)
     history = fit(logged, kgo.GroupLogger())
     fit(measured, kgo.GroupLogger(**ALL, clip_share=True))
-    assert history.keys() == {
-        "loss",
-        "learning_rate",
-        *(f"learning_rate_{name}" for name in GROUPS),
-    }
+    rates = {f"learning_rate_{name}" for name in GROUPS}
+    assert history.keys() == {"loss", "learning_rate"} | rates
     assert len(logged.optimizer.variables) == len(plain.optimizer.variables)
     assert counts(logged) == {}
     for model in (logged, measured):
@@ -222,42 +220,42 @@ def test_a_model_without_input_shape_is_measured_from_its_first_step():
     ("suffix", "is_saved_with"),
     [(".keras", True), (".weights.h5", True), (".weights.h5", False)],
 )
-def test_files_hold_no_measurements_and_load_with_and_without(tmp_path, suffix, is_saved_with):
-    logger = kgo.GroupLogger(**ALL)
-    straight = compiled(gradient_accumulation_steps=2)
-    fit(straight, *([logger] if is_saved_with else []))
-    path = tmp_path / f"run{suffix}"
-    straight.save(path) if suffix == ".keras" else straight.save_weights(path)
-    assert "measured" not in str(kgo.read_manifest(path))
-    if suffix == ".keras":
-        resumed = keras.saving.load_model(path)
-    else:
-        resumed = compiled(gradient_accumulation_steps=2)
+def test_files_hold_counts_but_no_measurements_and_load_with_and_without(
+    tmp_path, suffix, is_saved_with
+):
+    def new() -> keras.Model:
+        model = compiled(**counted)
         if not is_saved_with:
-            resumed.optimizer.measure("gradient_norm")
-            resumed.optimizer.build(resumed.trainable_variables)
-        resumed.load_weights(path)
+            model.optimizer.measure("gradient_norm")
+            model.optimizer.build(model.trainable_variables)
+        return model
+
+    logger = kgo.GroupLogger(**ALL)
+    counted = {"gradient_accumulation_steps": 2, "global_clipnorm": 0.5}
+    counted["count_clipped_steps"] = True
+    straight = compiled(**counted)
+    fit(straight, *([logger] if is_saved_with else []))
+    path = save(straight, tmp_path / f"run{suffix}")
+    assert "measured" not in str(kgo.read_manifest(path))
+    resumed = load(path, new)
+    resumed.optimizer.build(resumed.trainable_variables)
+    assert counts(resumed) == counts(straight)
+    assert min(counts(straight).values()) > 0
     history = fit(resumed, *([] if is_saved_with else [logger]))
     fit(straight)
     assert ("global_gradient_norm" in history) != is_saved_with
     assert_equal(resumed, straight, rtol=1e-6)
 
 
-def test_counts_of_clipped_steps_are_saved_and_start_at_0_with_a_file_without_them(tmp_path):
-    counted = {"global_clipnorm": LIMIT, "count_clipped_steps": True}
-    model, uncounted = compiled(**counted), compiled(global_clipnorm=LIMIT)
+def test_counts_start_at_0_with_a_file_without_them(tmp_path):
+    path = tmp_path / "uncounted.keras"
+    model = compiled(global_clipnorm=LIMIT)
     fit(model)
-    fit(uncounted)
-    expected = counts(model)
-    assert min(expected.values()) > 0
-    model.save(tmp_path / "counted.keras")
-    uncounted.save(tmp_path / "uncounted.keras")
-    assert counts(keras.saving.load_model(tmp_path / "counted.keras")) == expected
-    for name, found in (("counted", expected), ("uncounted", dict.fromkeys(GROUPS, 0))):
-        resumed = compiled(**counted)
-        kgo.load_weights(resumed, tmp_path / f"{name}.keras")
-        resumed.optimizer.build(resumed.trainable_variables)
-        assert counts(resumed) == found
+    model.save(path)
+    resumed = compiled(global_clipnorm=LIMIT, count_clipped_steps=True)
+    kgo.load_weights(resumed, path)
+    resumed.optimizer.build(resumed.trainable_variables)
+    assert counts(resumed) == dict.fromkeys(GROUPS, 0)
 
 
 def test_a_tree_of_state_can_be_restored_without_measuring():
@@ -355,7 +353,11 @@ def test_numbers_of_a_gradient_rule_are_logged_at_the_present_step():
         (compiled, "gradient_rule", TypeError, "needs a model with a gradient rule"),
         *(
             (lambda: plain_model(), name, TypeError, rf"`GroupLogger\({name}=True\)` needs a G")
-            for name in ("gradient_norm", "update_ratio", "clip_share", "ema_momentum")
+            for name in ("gradient_norm", "update_ratio", "clip_share", "ema_momentum", "skipped")
+        ),
+        (
+            lambda: compiled(wrap=keras.optimizers.LossScaleOptimizer),
+            *("skipped", TypeError, r"Compile with `kgo\.LossScaleOptimizer"),
         ),
     ],
 )

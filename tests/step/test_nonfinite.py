@@ -234,10 +234,6 @@ def test_group_logger_warns_of_skipped_steps_and_logs_them_on_request():
             assert "2 steps of epoch 1 were skipped" in told[0]
             assert 'at fault in the last of them was "a"' in told[0]
         assert history.history["skipped_steps"] == [total]
-    plain = towers("a")
-    plain.compile("sgd", loss=mean_output)
-    with pytest.raises(TypeError, match=r"`GroupLogger\(skipped=True\)` needs a GroupedOptimizer"):
-        fit(plain, callbacks=[kgo.GroupLogger(skipped=True)])
 
 
 # Compiled as one ------------------------------------------------------------------------------

@@ -141,17 +141,6 @@ def test_averages_of_lora_in_a_file_of_keras_are_never_added_to_a_merged_kernel(
         assert_equal(arrays([mean]), arrays([variable]))
 
 
-def test_a_run_with_lora_goes_on_exactly_from_its_weights_and_its_optimizers_state(tmp_path):
-    model = fit(with_lora(), 2)
-    model.optimizer.save_state(tmp_path / "state.npz")
-    other = with_lora()
-    other.set_weights(model.get_weights())
-    other.optimizer.load_state(tmp_path / "state.npz")
-    for run in (model, other):
-        fit(run, batch_size=8)
-    assert_equal(other, model)
-
-
 @pytest.mark.filterwarnings("ignore:Weights in float16/bfloat16 lose")
 @pytest.mark.parametrize("policy", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", ["run.keras", "run.weights.h5"])
@@ -192,17 +181,6 @@ def test_a_backup_goes_on_with_the_masks_of_a_dropout_without_a_seed(tmp_path):
     train(2, 0, kgo.BackupAndRestore(tmp_path / "backup", delete_checkpoint=False))
     resumed = train(3, 1, kgo.BackupAndRestore(tmp_path / "backup"))
     assert_equal(arrays(resumed), arrays(straight))
-
-
-def test_weights_loaded_before_averages_begin_are_the_averages(tmp_path):
-    pretrained = dense()
-    pretrained.set_weights([value + 1.0 for value in arrays(pretrained)])
-    pretrained.save_weights(tmp_path / "pretrained.weights.h5")
-    accumulating = compiled(dense(), gradient_accumulation_steps=2, ema=kgo.EMA(0.5))
-    starting_later = compiled(dense(), ema=kgo.EMA(0.5, start=2))
-    for model in (accumulating, starting_later):
-        kgo.load_weights(fit(model), tmp_path / "pretrained.weights.h5", optimizer=False)
-        assert_equal(averages(model), pretrained)
 
 
 def test_state_and_model_stay_as_they_are_while_averages_are_in_the_weights_place(tmp_path):

@@ -132,7 +132,8 @@ class _Printer:
         rates: Mapping[str, Any] | None,
     ) -> None:
         self.print_text((figures.title, "bold"))
-        self.print(self.groups_table(figures))
+        groups = ((group.frozen, group.cells()) for group in figures.groups)
+        self.print(self.table(GROUP_COLUMNS, groups, lines=True))
         for label, value in figures.totals:
             self.print_text((f"{label}: ", "bold"), (value, _NUMBER), indent=1)
         for label, value in figures.settings:
@@ -160,40 +161,37 @@ class _Printer:
         tables = []
         for start in range(0, len(headings), each):
             shown = slice(start, start + each)
-            table = self.table("Group", *(f"{text}>" for text in headings[shown]), lines=False)
+            cells = (
+                (group["frozen"], [(cell,) for cell in (row[0], *row[1:][shown])])
+                for row, group in zip(rows, rates["groups"], strict=True)
+            )
+            table = self.table(["Group", *(f"{text}>" for text in headings[shown])], cells)
             table.width = None
-            for row, group in zip(rows, rates["groups"], strict=True):
-                table.add_row(
-                    self.text((row[0], "")),
-                    *(self.text((cell, _NUMBER)) for cell in row[1:][shown]),
-                    style="dim" if group["frozen"] else None,
-                )
             tables.append(table)
         return tables
 
-    def groups_table(self, figures: PlanFigures) -> Table:
-        """Makes one row per group. A cell with several figures has one line for each."""
-        table = self.table(*GROUP_COLUMNS)
-        for group in figures.groups:
-            name, *numbers = group.cells()
-            cells = [self.cell(name, ""), *(self.cell(lines, _NUMBER) for lines in numbers)]
-            table.add_row(*cells, style="dim" if group.frozen else None)
-        return table
-
     def variables_table(self, group: GroupFigures) -> Table:
         columns, rows = group.variable_cells()
-        table = self.table(*columns, lines=False)
+        cells = ((group.frozen, [(cell,) for cell in row]) for row in rows)
+        table = self.table(columns, cells, first=_TYPE)
         table.columns[0].ratio = 1
-        for path, *cells in rows:
-            table.add_row(
-                self.text((path, _TYPE)),
-                *(self.text((cell, _ANSWERS.get(cell, _NUMBER))) for cell in cells),
-                style="dim" if group.frozen else None,
-            )
         return table
 
-    def table(self, *columns: str, lines: bool = True) -> Table:
-        """Makes an empty table of this width. `>` after a name marks a column of numbers."""
+    def table(
+        self,
+        columns: Iterable[str],
+        rows: Iterable[tuple[bool, Sequence[Sequence[str]]]],
+        first: str = "",
+        lines: bool = False,
+    ) -> Table:
+        """Makes a table of this width.
+
+        Args:
+            columns: The names of the columns. `>` after a name marks a column of numbers.
+            rows: The cells, each with its lines. True dims a row.
+            first: The style of the first column. Default: "".
+            lines: Whether there are lines between rows. Default: False.
+        """
         table = Table(box=HEAVY_HEAD, show_lines=lines, width=self.width)
         for name in columns:
             numbers = name.endswith(">")
@@ -204,6 +202,9 @@ class _Printer:
                 no_wrap=numbers,
                 overflow="fold",
             )
+        for dim, cells in rows:
+            styles = [first, *(_ANSWERS.get(cell[0], _NUMBER) for cell in cells[1:])]
+            table.add_row(*map(self.cell, cells, styles), style="dim" if dim else None)
         return table
 
     def cell(self, lines: Iterable[str], style: str) -> Text:

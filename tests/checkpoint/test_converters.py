@@ -10,7 +10,7 @@ import keras
 import models
 import numpy as np
 import pytest
-from saving_models import fill, fit, nested
+from saving_models import fill, fit, nested, train
 
 import keras_groupopt as kgo
 
@@ -28,7 +28,7 @@ def assert_same_steps(model: keras.Model, old: Any, new: Any) -> None:
     for optimizer in (new, old):
         model.set_weights(start)
         model.compile(optimizer=optimizer, loss="mse")
-        after.append(fit(model, 2).get_weights())
+        after.append(train(model, 2).get_weights())
     models.assert_equal(*after, rtol=1e-6, atol=1e-7)
     assert any(np.any(value != first) for value, first in zip(after[0], start, strict=True))
 
@@ -76,7 +76,7 @@ def test_a_multi_optimizer_goes_on_as_groups(pair):
     model = fill(nested())
     default, head = PAIRS[pair]()
     model.compile(optimizer=multi(default, head=head), loss="mse")
-    fit(model)
+    train(model)
     new = kgo.from_multi_optimizer(model.optimizer, model)
     assert [group.name for group in new.plan.groups] == ["head", "default"]
     assert int(new.iterations) == 3
@@ -108,7 +108,7 @@ def test_a_function_as_map_is_asked_once_per_variable():
         return made[-1]
 
     model.compile(optimizer=optimizers.MultiOptimizer(choose), loss="mse")
-    fit(model)
+    train(model)
     new = kgo.from_multi_optimizer(model.optimizer, model)
     assert len(made) == len(new.plan.groups) == len(model.trainable_variables)
     assert_same_steps(model, model.optimizer, new)
@@ -120,7 +120,7 @@ def test_a_converted_optimizer_is_saved_and_loaded(tmp_path):
     model.compile(
         optimizer=multi(optimizers.Adam(3e-3), head=optimizers.SGD(0.07, momentum=0.9)), loss="mse"
     )
-    fit(model)
+    train(model)
     model.compile(optimizer=kgo.from_multi_optimizer(model.optimizer, model), loss="mse")
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
@@ -163,7 +163,7 @@ def test_a_variable_the_multi_optimizer_does_not_know_is_named():
     model = fill(nested())
     model.get_layer("head").trainable = False
     model.compile(optimizer=multi(optimizers.SGD(0.1)), loss="mse")
-    fit(model, 1)
+    train(model, 1)
     model.get_layer("head").trainable = True
     with pytest.raises(ValueError, match=r"unknown head/kernel, head/bias\..*rebuild"):
         kgo.from_multi_optimizer(model.optimizer, model)
@@ -183,7 +183,7 @@ SINGLE: dict[str, Callable[[], Any]] = {
 def test_a_keras_optimizer_goes_on_as_one_group(case):
     model = fill(nested())
     model.compile(optimizer=SINGLE[case](), loss="mse")
-    fit(model)
+    train(model)
     new = kgo.from_optimizer(model.optimizer, model)
     assert_same_steps(model, model.optimizer, new)
 
@@ -191,7 +191,7 @@ def test_a_keras_optimizer_goes_on_as_one_group(case):
 def test_groups_of_another_rule_start_fresh_at_the_same_step():
     model = fill(nested())
     model.compile(optimizer=optimizers.Adam(3e-3), loss="mse")
-    fit(model)
+    train(model)
     groups = [
         kgo.Group("head", "head", rule=kgo.rule("sgd", momentum=0.5)),
         kgo.Group("body", "body", learning_rate_ratio=0.5),

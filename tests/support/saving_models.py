@@ -93,10 +93,17 @@ def fill(model: keras.Model, seed: int = 1) -> keras.Model:
 
 def groups(**changes: Any) -> list[kgo.Group]:
     head = {"rule": kgo.rule("sgd", momentum=0.5), "weight_decay": 0.0, **changes}
-    return [
-        kgo.Group("backbone", ~kgo.path("**/head"), learning_rate_ratio=0.25, anchor="initial"),
-        kgo.Group("head", "**/head", **head),
-    ]
+    return [backbone("backbone", ~kgo.path("**/head")), kgo.Group("head", "**/head", **head)]
+
+
+def backbone(name: str = "backbone", selector: Any = "body", **changes: Any) -> kgo.Group:
+    settings = {"learning_rate_ratio": 0.25, "anchor": "initial", **changes}
+    return kgo.Group(name, selector, **settings)
+
+
+def split() -> list[kgo.Group]:
+    """The groups of the nested model with one more."""
+    return [backbone("first", "body/first"), backbone("backbone", "body/dense"), groups()[1]]
 
 
 def optimizer(model: keras.Model | None, groups_: Any = None, **changes: Any) -> Any:
@@ -112,25 +119,48 @@ def compiled(kind: str = "nested", *, seed: int = 1, build: bool = False, **chan
     return model
 
 
+def in_loss_scale(model: keras.Model) -> keras.Model:
+    """Puts the optimizer of a model into a loss scale of Keras, and builds it there."""
+    model.compile(keras.optimizers.LossScaleOptimizer(model.optimizer), loss="mse")
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def grouped(model: keras.Model) -> Any:
+    """The optimizer of a model, inside a loss scale too."""
+    return getattr(model.optimizer, "inner_optimizer", model.optimizer)
+
+
 def fit(model: keras.Model, steps: int = 3) -> keras.Model:
     model.fit(X, Y, batch_size=len(X), epochs=steps, shuffle=False, verbose=0)
     return model
+
+
+def gradients(model: keras.Model, step: int) -> list[np.ndarray]:
+    numbers = np.random.default_rng(step)
+    return [numbers.normal(size=v.shape) * 0.1 for v in model.trainable_variables]
 
 
 def train(model: keras.Model, steps: int = 3) -> keras.Model:
     """Steps with gradients that depend on the step alone, without compiling anything."""
     variables = model.trainable_variables
     for _ in range(steps):
-        numbers = np.random.default_rng(int(model.optimizer.iterations.numpy()))
-        gradients = [numbers.normal(size=v.shape) * 0.1 for v in variables]
+        values = gradients(model, int(model.optimizer.iterations.numpy()))
         model.optimizer.apply(
             [
-                keras.ops.convert_to_tensor(gradient, dtype=variable.dtype)
-                for gradient, variable in zip(gradients, variables, strict=True)
+                keras.ops.convert_to_tensor(value, dtype=variable.dtype)
+                for value, variable in zip(values, variables, strict=True)
             ],
             variables,
         )
     return model
+
+
+def with_adam() -> keras.Model:
+    """The nested model, trained with an optimizer of Keras alone."""
+    model = nested()
+    model.compile(optimizer="adam", loss="mse")
+    return train(model, 1)
 
 
 def assert_state(model: keras.Model, expected: list[np.ndarray]) -> None:
@@ -151,6 +181,22 @@ def refused(model: keras.Model, error: Any, message: Any) -> Iterator[None]:
     with pytest.raises(error, match=message):
         yield
     assert_state(model, before)
+
+
+def store_of(model: keras.Model) -> dict[str, Any]:
+    """The state as Keras asks for it where it saves."""
+    store: dict[str, Any] = {}
+    model.optimizer.save_own_variables(store)
+    return store
+
+
+def by_dict(source: keras.Model, target: keras.Model, folder: pathlib.Path) -> Any:
+    return grouped(target).load_state_dict(grouped(source).state_dict())
+
+
+def by_state_file(source: keras.Model, target: keras.Model, folder: pathlib.Path) -> Any:
+    grouped(source).save_state(folder / "state.npz")
+    return grouped(target).load_state(folder / "state.npz")
 
 
 def save(model: keras.Model, path: pathlib.Path) -> pathlib.Path:

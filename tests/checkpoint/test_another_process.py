@@ -8,6 +8,8 @@ import automatic_names
 import pytest
 import resumed_runs
 from automatic_names import continued, report, train
+from resumed_runs import FILES
+from saving_models import save
 
 PROGRAM = """
 import json, sys
@@ -23,7 +25,7 @@ keras_groupopt.load_torch_state(optimizer, state, ["head/kernel", "head/bias"])
 print(json.dumps({
     "imports torch": "torch" in sys.modules,
     "made": [automatic_names.report(automatic_names.train(flag)) for flag in (True, False)],
-    "continued": [automatic_names.continued(name) for name in ("run.keras", "run.weights.h5")],
+    "continued": [automatic_names.continued(name) for name in resumed_runs.FILES],
     "resumed": resumed_runs.all_gone_on("."),
 }))
 """
@@ -37,19 +39,18 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def here(folder):
     """The runs of this process: made, continued and resumed; files of them are in the folder."""
-    found = {"made": [report(train(flag)) for flag in (True, False)], "resumed": {}}
     model = train(with_model=True)
-    model.save(folder / "run.keras")
-    model.save_weights(folder / "run.weights.h5")
+    found = {"made": [report(model), report(train(with_model=False))], "resumed": {}}
     found["stopped"] = report(model)["weights"]
+    for name in FILES:
+        save(model, folder / name)
     automatic_names.fit(model, 2)
     found["continued"] = report(model)
     for policy in resumed_runs.POLICIES:
         model = resumed_runs.stopped(policy)
         (folder / policy).mkdir()
-        for name in resumed_runs.FILES:
-            save = model.save if name.endswith(".keras") else model.save_weights
-            save(folder / policy / name)
+        for name in FILES:
+            save(model, folder / policy / name)
         assert int(model.optimizer.micro_batches) in (1, 2)
         resumed_runs.fit(model, resumed_runs.BEFORE, resumed_runs.AFTER)
         found["resumed"][policy] = resumed_runs.described(model)
@@ -107,7 +108,7 @@ def test_a_saved_model_continues_with_the_right_groups(here, there, folder):
 
 
 def test_a_run_stopped_in_the_middle_of_a_window_goes_on_bit_for_bit(here, there):
-    assert len(there["resumed"]) == len(resumed_runs.POLICIES) * len(resumed_runs.FILES)
+    assert len(there["resumed"]) == len(resumed_runs.POLICIES) * len(FILES)
     for cell, described in there["resumed"].items():
         expected = here["resumed"][cell.split()[0]]
         differing = {name for name in expected if described.get(name) != expected[name]}

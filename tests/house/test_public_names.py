@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 import pathlib
 import pkgutil
 import re
 import textwrap
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import pytest
+from public_surface import is_called, public
 
 import keras_groupopt as kgo
 
@@ -53,39 +52,7 @@ def halved(step: Any) -> Any:
     return step / 2
 
 
-def declared_names(module: types.ModuleType) -> list[str]:
-    """`__all__`, or what the module's source defines and imports from us, name by name.
-
-    Not `dir()`: a submodule becomes an attribute of its package as soon as anything imports it.
-    """
-    if hasattr(module, "__all__"):
-        return list(module.__all__)
-    names = []
-    for node in ast.parse(inspect.getsource(module)).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(kgo.__name__):
-            names += [alias.asname or alias.name for alias in node.names]
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.append(node.name)
-    return [name for name in names if not name.startswith("_")]
-
-
-def public_members(module: types.ModuleType, within: str = "") -> Iterator[tuple[str, Any]]:
-    """Names as they are written after `kgo.`, and what they are."""
-    for name in declared_names(module):
-        member = getattr(module, name)
-        if isinstance(member, types.ModuleType):
-            if member.__name__.startswith(f"{kgo.__name__}."):
-                yield from public_members(member, f"{within}{name}.")
-        elif (getattr(member, "__module__", None) or "").startswith(kgo.__name__):
-            yield f"{within}{name}", member
-
-
-PUBLIC = dict(public_members(kgo))
-DOCUMENTED = {
-    name: member
-    for name, member in PUBLIC.items()
-    if inspect.isclass(member) or inspect.isfunction(member)
-}
+DOCUMENTED = {name: member for name, member in public().items() if is_called(member)}
 
 
 def is_saved_by_keras(member: Any) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 from typing import Any
 
 import keras
 import numpy as np
+from saving_models import load
 
 import keras_groupopt as kgo
 
@@ -65,11 +67,7 @@ def stopped(policy: str) -> keras.Model:
 
 def gone_on(path: str, policy: str) -> dict[str, Any]:
     """The run read from a file and gone on with."""
-    if path.endswith(".keras"):
-        model = keras.saving.load_model(path)
-    else:
-        model = make(policy)
-        model.load_weights(path)
+    model = load(pathlib.Path(path), functools.partial(make, policy))
     return described(fit(model, BEFORE, AFTER))
 
 

@@ -42,10 +42,6 @@ def expected(backend: str, moment: str) -> dict[str, np.ndarray]:
     return arrays
 
 
-def by_load_model(folder: pathlib.Path) -> Any:
-    return keras.saving.load_model(folder / "model.keras")
-
-
 def by_load_weights(
     folder: pathlib.Path, load: Callable[..., None] = kgo.load_weights, build: bool = False
 ) -> Any:
@@ -57,7 +53,7 @@ def by_load_weights(
 
 
 WAYS: dict[str, Callable[[pathlib.Path], Any]] = {
-    "load_model": by_load_model,
+    "load_model": lambda folder: keras.saving.load_model(folder / "model.keras"),
     "kgo.load_weights": by_load_weights,
     "model.load_weights": functools.partial(
         by_load_weights, load=lambda model, path: model.load_weights(path)

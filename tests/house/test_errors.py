@@ -51,20 +51,15 @@ def test_after_all_that_the_optimizers_still_train(world):
 
 def test_a_build_that_failed_can_be_done_again_when_the_reason_is_gone(world, tmp_path):
     path = tmp_path / "late.keras"
-    optimizer = GroupedOptimizer(
-        [Group("head", "head", weight_decay=0.5, anchor=path)],
-        model=world.model,
-        rule="sgd",
-        learning_rate=1.0,
+    optimizer, new = (
+        GroupedOptimizer([head(weight_decay=0.5, anchor=anchor)], model=world.model, rule="sgd")
+        for anchor in (path, "initial")
     )
     with pytest.raises(FileNotFoundError, match=r"late\.keras"):
         optimizer.build(world.variables)
     world.model.save(path)
-    optimizer.build(world.variables)
-    new = GroupedOptimizer(
-        [Group("head", "head", weight_decay=0.5, anchor="initial")], model=world.model, rule="sgd"
-    )
-    new.build(world.variables)
+    for each in (optimizer, new):
+        each.build(world.variables)
     assert len(optimizer.variables) == len(new.variables)
     assert float(optimizer.anchor_drift()["head"]) == 0.0
 
@@ -72,14 +67,11 @@ def test_a_build_that_failed_can_be_done_again_when_the_reason_is_gone(world, tm
 def test_an_instance_refused_in_one_optimizer_serves_another():
     model = backbone_and_head()
     instance = SGD(0.1)
-    failing = GroupedOptimizer(
-        [Group("head", "head", rule=instance, weight_decay=0.1, anchor=[])], model=model
-    )
+    variables = model.trainable_variables
+    failing = head(rule=instance, weight_decay=0.1, anchor=[])
     with pytest.raises(ValueError, match="one array per variable"):
-        failing.build(model.trainable_variables)
-    GroupedOptimizer([Group("head", "head", rule=instance)], model=model).build(
-        model.trainable_variables
-    )
+        GroupedOptimizer([failing], model=model).build(variables)
+    GroupedOptimizer([head(rule=instance)], model=model).build(variables)
 
 
 def test_an_optimizer_whose_model_was_deleted_can_be_bound_to_the_one_that_is_trained():
@@ -108,23 +100,14 @@ def test_a_built_optimizer_outlives_its_model():
 # Anchors that a config does not hold -----------------------------------------------------------
 
 
-def anchored_model() -> tuple[keras.Model, GroupedOptimizer]:
-    model = backbone_and_head()
-    optimizer = GroupedOptimizer(
-        [Group("head", "head", weight_decay=0.5, anchor={"head/kernel": np.ones((3, 2))})],
-        model=model,
-        rule="sgd",
-        learning_rate=1.0,
-    )
-    optimizer.build(model.trainable_variables)
-    return model, optimizer
-
-
 def test_given_anchors_are_unknown_after_from_config_until_they_are_given_or_loaded():
-    model, optimizer = anchored_model()
+    model = backbone_and_head()
+    group = Group("head", "head", weight_decay=0.5, anchor={"head/kernel": np.ones((3, 2))})
+    optimizer = GroupedOptimizer([group], model=model, rule="sgd", learning_rate=1.0)
     copy = GroupedOptimizer.from_config(optimizer.get_config())
     variables = model.trainable_variables
-    copy.build(variables)
+    for each in (optimizer, copy):
+        each.build(variables)
     zeros = [keras.ops.zeros(v.shape) for v in variables]
     before = [value_of(v) for v in variables]
     message = r'anchors of group "head" are not known.*load the saved state, or pass `anchor=`'

@@ -109,17 +109,11 @@ def test_only_the_compatibility_module_reaches_into_keras(module):
 
 
 @each_module
-def test_a_backend_is_imported_only_by_a_module_named_after_it(module):
+def test_a_backend_or_a_module_named_after_one_is_imported_only_where_it_is_needed(module):
     for other, line in imports(module):
         for backend in BACKENDS:
             if top(other) in (backend, f"{backend}lib"):
                 assert backend in module, f"line {line} imports {other}"
-
-
-@each_module
-def test_a_module_named_after_a_backend_is_imported_only_where_it_is_needed(module):
-    for other, line in imports(module):
-        for backend in BACKENDS:
             if top(other) == PACKAGE and backend in other.rpartition(".")[2]:
                 assert backend in module or is_deferred(module, line), (
                     f"line {line} imports {other} on every backend: move the import into the "

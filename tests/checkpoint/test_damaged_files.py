@@ -178,16 +178,26 @@ def test_an_interrupt_leaves_the_model_as_it_was(tmp_path):
         kgo.load_weights(model, path)
 
 
-def test_refused_state_leaves_what_waits_for_the_build_waiting(tmp_path):
+def test_a_load_that_fails_leaves_what_waits_for_the_build_waiting(tmp_path, monkeypatch):
     source = train(compiled())
-    first, second = save(source, tmp_path / "1.weights.h5"), tmp_path / "2.weights.h5"
-    second.write_bytes(first.read_bytes()[:-100])
+    first, cut, later = (tmp_path / f"{name}.weights.h5" for name in ("first", "cut", "later"))
+    cut.write_bytes(save(source, first).read_bytes()[:-100])
+    expected = state(source)
+    save(train(source), later)
     model = compiled(seed=2)
     kgo.load_weights(model, first)
     with pytest.raises(ValueError, match="whole file"):
-        kgo.load_weights(model, second)
+        kgo.load_weights(model, cut)
+
+    def interrupted(*arguments: Any) -> None:
+        keras.Model.load_weights(model, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(model, "load_weights", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        kgo.load_weights(model, later)
     model.optimizer.build(model.trainable_variables)
-    assert_state(model, state(source))
+    assert_state(model, expected)
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):

@@ -247,7 +247,7 @@ def test_torch_compiles_a_step_without_a_break_and_gets_the_eager_numbers():
     results = []
     for compiled in (False, True):
         model, optimizer = apart(
-            global_clipnorm=1.0,
+            global_clipnorm=4.0,
             gradient_accumulation_steps=2,
             ema=kgo.EMA(0.5, every=2, start=1),
             on_nonfinite="raise",

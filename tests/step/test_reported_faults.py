@@ -274,14 +274,15 @@ AT_ONE = {"w/kernel": np.ones((1, 1))}
 )
 def test_decay_is_decoupled_and_leaves_the_moments_alone(rule, anchor, start, expected):
     """One backend once put decay into the gradient, where Adam rescales it."""
-    model = towers("w", start=start)
     group = Group("w", "w", weight_decay=0.1, anchor=anchor)
-    optimizer = sgd(model, [group], rule=rule, learning_rate=0.5)
-    rel = 1e-6 if expected != start else 0
-    assert train(model, optimizer, 0.0) == {"w/kernel": pytest.approx(expected, rel=rel, abs=0)}
-    moments = [v for v in optimizer.variables if "momentum" in v.path or "velocity" in v.path]
-    assert moments
-    assert not any(np.any(numpy_of(moment)) for moment in moments)
+    after = pytest.approx(expected, rel=1e-6 if expected != start else 0, abs=0)
+    for fused in (True, False):
+        model = towers("w", start=start)
+        optimizer = sgd(model, [group], rule=rule, learning_rate=0.5, fused=fused)
+        assert train(model, optimizer, 0.0) == {"w/kernel": after}
+        moments = [v for v in optimizer.variables if "momentum" in v.path or "velocity" in v.path]
+        assert moments
+        assert not any(np.any(numpy_of(moment)) for moment in moments)
 
 
 def test_decay_beside_a_regularizer_is_warned_of_and_both_act():

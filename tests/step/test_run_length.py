@@ -124,6 +124,16 @@ def test_a_further_fit_goes_on_past_the_end_and_says_so():
     assert not equal(fit(model, callbacks=[kgo.GroupLogger()]), before)
 
 
+def test_a_schedule_that_is_new_to_a_resumed_run_ends_with_the_further_fit():
+    model = compiled(0.01)
+    fit(model)
+    old = model.optimizer
+    compiled_with(model, learning_rate=linear(), rule="adam")
+    kgo.transfer_state(old, model.optimizer)
+    fit(model)
+    assert total(model) == 4 * BATCHES
+
+
 def test_a_loop_of_ones_own_sets_it():
     def ones(model):
         return [keras.ops.ones(v.shape) for v in model.trainable_variables]

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from bad_calls import ALL_CALLS
 from bad_declarations import GROUPS, NUMBERS, RATES, SELECTORS
-from bad_input import SGD, World, backbone_and_head, head, pattern, value_of
+from bad_input import SGD, World, backbone_and_head, head, pattern
 from bad_plans import ANCHORS, PLANS
 from bad_rules import RULES
+from models import numpy_of
 
 from keras_groupopt import Group, GroupedOptimizer
 
@@ -37,10 +38,10 @@ def test_bad_input_is_refused_with_a_reason_and_changes_nothing(world, call, err
 
 def test_after_all_that_the_optimizers_still_train(world):
     for optimizer in (world.built, world.scheduled):
-        before = [value_of(v) for v in world.variables]
+        before = [numpy_of(v) for v in world.variables]
         optimizer.apply(world.gradients, world.variables)
         moved = [
-            not np.array_equal(a, value_of(v)) for a, v in zip(before, world.variables, strict=True)
+            not np.array_equal(a, numpy_of(v)) for a, v in zip(before, world.variables, strict=True)
         ]
         # The bias of the head is frozen in the first.
         assert moved == [True] * 5 + [optimizer is world.scheduled]
@@ -90,9 +91,9 @@ def test_a_built_optimizer_outlives_its_model():
     optimizer.build(variables)
     del model
     gc.collect()
-    before = value_of(variables[-1])
+    before = numpy_of(variables[-1])
     optimizer.apply([keras.ops.ones(v.shape) for v in variables], variables)
-    np.testing.assert_allclose(value_of(variables[-1]), before - 1.0)
+    np.testing.assert_allclose(numpy_of(variables[-1]), before - 1.0)
     assert optimizer.get_config()["plan"][-1]["path"] == "head/bias"
     assert [group.name for group in optimizer.plan.groups] == ["head", "default"]
 
@@ -109,17 +110,17 @@ def test_given_anchors_are_unknown_after_from_config_until_they_are_given_or_loa
     for each in (optimizer, copy):
         each.build(variables)
     zeros = [keras.ops.zeros(v.shape) for v in variables]
-    before = [value_of(v) for v in variables]
+    before = [numpy_of(v) for v in variables]
     message = r'anchors of group "head" are not known.*load the saved state, or pass `anchor=`'
     with pytest.raises(ValueError, match=message):
         copy.apply(zeros, variables)
     for old, variable in zip(before, variables, strict=True):
-        np.testing.assert_array_equal(value_of(variable), old)
+        np.testing.assert_array_equal(numpy_of(variable), old)
     assert int(copy.iterations) == 0
-    copy.set_weights([value_of(v) for v in optimizer.variables])
+    copy.set_weights([numpy_of(v) for v in optimizer.variables])
     copy.apply(zeros, variables)
     kernel = model.get_layer("head").kernel
-    np.testing.assert_allclose(value_of(kernel), (before[4] + 1.0) / 2, rtol=1e-6)
+    np.testing.assert_allclose(numpy_of(kernel), (before[4] + 1.0) / 2, rtol=1e-6)
 
 
 # Through fit -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from models import numpy_of
 
 import keras_groupopt as kgo
 from keras_groupopt import Group, GroupedOptimizer
@@ -36,10 +37,6 @@ def backbone_and_head(width: int = 2) -> keras.Model:
     )
     head = keras.layers.Dense(width, name="head")
     return keras.Sequential([keras.Input((3,)), backbone, head])
-
-
-def value_of(variable: Any) -> np.ndarray:
-    return np.array(keras.ops.convert_to_numpy(variable))
 
 
 class World:
@@ -97,13 +94,13 @@ class World:
     def state(self) -> list[np.ndarray]:
         """Everything that a refused call must leave as it was."""
         held = [*self.model.variables, *self.other.variables]
-        return [value_of(v) for v in (*held, *self.built.variables, *self.scheduled.variables)]
+        return [numpy_of(v) for v in (*held, *self.built.variables, *self.scheduled.variables)]
 
     def stateless(self, of: str, by: int) -> None:
         """Does a stateless step with a value too many or too few."""
         values = {
-            "own": [value_of(v) for v in self.built.variables],
-            "weights": [value_of(v) for v in self.variables],
+            "own": [numpy_of(v) for v in self.built.variables],
+            "weights": [numpy_of(v) for v in self.variables],
         }
         values[of] = values[of][:by] if by < 0 else values[of] + values[of][:by]
         own, weights = (

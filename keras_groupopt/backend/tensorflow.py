@@ -37,7 +37,12 @@ def outside_compiled_step() -> AbstractContextManager[Any]:
 
 
 def has_shape(gradient: Tensor, shape: Sequence[int]) -> bool:
-    """Returns whether a gradient has a shape, as far as that is known."""
+    """Returns whether a gradient has a shape, as far as that is known.
+
+    A value of several replicas has none: they may differ.
+    """
+    if isinstance(gradient, tf.distribute.DistributedValues):
+        return True
     found = gradient.shape if hasattr(gradient, "shape") else np.shape(gradient)
     return bool(tf.TensorShape(found).is_compatible_with(shape))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 from keras import ops
 from keras.distribution import distribute_tensor
 
@@ -132,7 +133,7 @@ def _check_gradients(
         if not backend.has_shape(gradient, shape):
             raise ValueError(
                 "A gradient must have the shape of its variable. Received: a gradient of shape "
-                f"{tuple(gradient.shape)} for {own.path} of shape {shape}."
+                f"{tuple(np.shape(gradient))} for {own.path} of shape {shape}."
             )
 
 

@@ -12,6 +12,7 @@ from keras_groupopt import selectors
 from keras_groupopt.selectors import (
     Selector,
     as_selector,
+    by_object,
     default_exclude_from_decay,
     everything,
     layer,
@@ -493,9 +494,10 @@ def function_serializer():
             raise ValueError("unknown function")
         return "is_bias"
 
+    before = by_object._serialize, by_object._deserialize
     set_function_serializer(serialize, {"is_bias": is_bias}.__getitem__)
     yield
-    set_function_serializer(None, None)
+    set_function_serializer(*before)
 
 
 def is_bias(info: VariableInfo) -> bool:

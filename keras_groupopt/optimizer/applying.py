@@ -15,7 +15,7 @@ from keras_groupopt import backend
 from keras_groupopt.base import compat, text
 from keras_groupopt.optimizer import values
 from keras_groupopt.optimizer.building import positions_of
-from keras_groupopt.optimizer.run import require_built
+from keras_groupopt.optimizer.run import LastStep, require_built
 from keras_groupopt.step import averages, one_step, run_length
 from keras_groupopt.step.built import BuiltOptimizer
 
@@ -54,8 +54,7 @@ def apply(
         return
     positions = take_in(optimizer, grads, trainable_variables)
     built, run = optimizer._built, optimizer._run
-    built.received = frozenset(positions)
-    built.received_in = optimizer._link.train_function()
+    run.last_step = LastStep(frozenset(positions), optimizer._link.train_function())
     # `torch.compile` cannot read an annotation here.
     missing = []  # type: ignore[var-annotated]
 
@@ -315,13 +314,13 @@ def finalize_variable_values(optimizer: Any, var_list: Sequence[Any]) -> None:
     if optimizer._run.is_training:
         # A further `fit` of the same compiled step could not warn.
         values.check_run_length(optimizer, backend.on_host(optimizer.iterations))
-    made, running = built.received_in, link.train_function()
-    if built.received is None or (made and running and made() is not running()):
+    last = optimizer._run.last_step
+    if last is None or last.is_in_another(getattr(link.model, "train_function", None)):
         # No step ran, or the model was compiled since the last one.
         return
-    now = frozenset(positions_of(optimizer, list(var_list)))
-    if now != built.received:
-        paths = [v.path for v in built.plan.variables if v.position in now ^ built.received]
+    changed = last.changed(positions_of(optimizer, list(var_list)))
+    if changed:
+        paths = [v.path for v in built.plan.variables if v.position in changed]
         warnings.warn(
             "`trainable` changed after the model was compiled, and the compiled step does "
             f"not know: {text.listing(paths)}. Call "

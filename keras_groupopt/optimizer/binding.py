@@ -91,12 +91,12 @@ def check_model(optimizer: Any, model: Any) -> None:
     built = require_built(optimizer, "check_model")
     if optimizer._link.model is None:
         optimizer.bind(model)
-    now = frozenset(positions_of(optimizer, model.trainable_variables))
-    made = None if built.received_in is None else built.received_in()
-    received = built.received
-    if received is None or made is None or made is not model.train_function:
+    now = positions_of(optimizer, model.trainable_variables)
+    last = optimizer._run.last_step
+    if last is None or not last.is_in(model.train_function):
         return
-    changed = [v.path for v in built.plan.variables if v.position in now ^ received]
+    positions = last.changed(now)
+    changed = [v.path for v in built.plan.variables if v.position in positions]
     if changed:
         raise ValueError(
             "`trainable` must not change between `compile` and `fit`: a compiled step keeps "

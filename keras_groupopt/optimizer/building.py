@@ -144,6 +144,7 @@ def keep(optimizer: Any, built: BuiltOptimizer) -> None:
     compat.replace_built_variables(optimizer, built.variables)
     optimizer._fingerprint.stand_for(built.digest)
     optimizer._built = built
+    optimizer._run.last_step = None
 
 
 def note_unbuilt(optimizer: Any) -> Callable[[], None]:

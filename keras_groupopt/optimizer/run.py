@@ -10,6 +10,36 @@ from keras_groupopt import checkpoint
 from keras_groupopt.step.built import BuiltOptimizer
 
 
+@dataclasses.dataclass(frozen=True)
+class LastStep:
+    """The last step that was eager or traced.
+
+    Args:
+        positions: The positions of the variables whose gradients came.
+        train_function: The model's training function at that step, held weakly; `None` in a loop
+            without `fit`.
+    """
+
+    positions: frozenset[int]
+    train_function: Any
+
+    def changed(self, now: Sequence[int]) -> frozenset[int]:
+        """Returns the positions that came then and do not now, or the other way round."""
+        return self.positions ^ frozenset(now)
+
+    def is_in(self, train_function: Any) -> bool:
+        """Whether the step was made in a training function."""
+        return train_function is not None and self._function() is train_function
+
+    def is_in_another(self, train_function: Any) -> bool:
+        """Whether it was made in another training function than the model has now."""
+        known = self.train_function is not None and train_function is not None
+        return known and not self.is_in(train_function)
+
+    def _function(self) -> Any:
+        return None if self.train_function is None else self.train_function()
+
+
 @dataclasses.dataclass
 class Run:
     """What an optimizer remembers about its run: what waits for the build, and flags.
@@ -25,6 +55,7 @@ class Run:
             rates are searched. Default: `True`.
         warned_short: The identities of schedules that a warning called too short. Default: none.
         compared_end: The end of the run that schedules were last compared with. Default: `None`.
+        last_step: The last step that was eager or traced. Default: none yet.
     """
 
     pending: tuple[checkpoint.Saved, checkpoint.Terms] | None = None
@@ -36,6 +67,7 @@ class Run:
     is_training: bool = True
     warned_short: set[int] = dataclasses.field(default_factory=set)
     compared_end: int | None = None
+    last_step: LastStep | None = None
 
     def freeze(self, names: Sequence[str], built: BuiltOptimizer) -> None:
         """Freezes the variables of some groups, and lets those go on that it froze before.

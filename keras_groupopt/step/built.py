@@ -29,8 +29,6 @@ _NOTES = (
     "anchors_are_due",
     "due_anchors",
     "due_averages",
-    "received",
-    "received_in",
     "with_gradient",
     "warned",
 )
@@ -99,12 +97,8 @@ class BuiltOptimizer:
         self.due_anchors: frozenset[str] = frozenset()
         # Nor an average, which starts as a copy of the weights.
         self.due_averages: frozenset[str] = frozenset()
-        # Positions whose gradients the last traced or eager step received.
-        self.received: frozenset[int] | None = None
         # The positions of variables that every step so far brought gradients for.
         self.with_gradient: set[int] | None = None
-        # The model's training function at that step, held weakly; `None` in a loop without `fit`.
-        self.received_in: Any = None
         self.warned: frozenset[tuple[str, ...]] = frozenset()
 
     def __getitem__(self, name: str) -> BuiltGroup:

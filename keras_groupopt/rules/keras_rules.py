@@ -103,8 +103,9 @@ class Ftrl(keras.optimizers.Ftrl):
         index = compat.place_in(self, variable)
         moving = [variable, *(slot[index] for slot in slots_of(self, self.fused_slots))]
         before = [ops.copy(ops.convert_to_tensor(each)) for each in moving]
-        moves = learning_rate > 0
-        super().update_step(gradient, variable, ops.where(moves, learning_rate, 1.0))
+        rate = ops.convert_to_tensor(learning_rate)
+        moves = rate > 0
+        super().update_step(gradient, variable, ops.where(moves, rate, ops.ones_like(rate)))
         for each, value in zip(moving, before, strict=True):
             self.assign(each, ops.where(moves, ops.convert_to_tensor(each), value))
 

@@ -42,7 +42,9 @@ def towers(*names: str, start: float | Mapping[str, float] = 0.0, **options: Any
             **options,
         )
         outputs.append(layer(inputs[-1]))
-    return keras.Model(inputs, sum(outputs[1:], start=outputs[0]))
+    # Keras warns if a model of a list gets an array alone.
+    taken = inputs[0] if len(inputs) == 1 else inputs
+    return keras.Model(taken, sum(outputs[1:], start=outputs[0]))
 
 
 def fit(

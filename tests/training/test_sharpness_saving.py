@@ -123,7 +123,7 @@ def test_another_rule_goes_on_with_all_state_but_that_of_the_rule(
         return compiled(read and rule_of(read, 0.3), *shared)
 
     if way == "optimizer":
-        other = make(model.optimizer, keras.Model(model.inputs, model.outputs))
+        other = make(model.optimizer, keras.Model(model.input, model.output))
     else:
         other = load(save(model, tmp_path / "run.weights.h5"), make)
         other.optimizer.build(other.trainable_variables)

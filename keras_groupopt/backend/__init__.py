@@ -36,14 +36,18 @@ def on_host(scalar: Any) -> Any:
 def copy_of(value: Any) -> Callable[..., Any]:
     """Returns an initializer that copies: on JAX a buffer that two share could not be donated.
 
+    A variable that has no value yet is taken for zero.
+
     Args:
         value: A variable or an array.
     """
 
     def initializer(shape: Any, dtype: Any = None) -> Any:
-        del shape
-        tensor = keras.ops.convert_to_tensor(value)
-        return keras.ops.copy(keras.ops.cast(tensor, dtype or tensor.dtype))
+        if isinstance(value, keras.Variable) and not is_initialized(value):
+            return keras.ops.zeros(shape, dtype)
+        with outside_compiled_step():
+            tensor = keras.ops.convert_to_tensor(value)
+            return keras.ops.copy(keras.ops.cast(tensor, dtype or tensor.dtype))
 
     return initializer
 

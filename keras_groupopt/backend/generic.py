@@ -41,6 +41,11 @@ def has_shape(gradient: Tensor, shape: Sequence[int]) -> bool:
     return tuple(found) == tuple(shape)
 
 
+def is_initialized(variable: Any) -> bool:
+    """Returns whether a Keras variable has its first value."""
+    return True
+
+
 def sum_over_replicas(gradients: Sequence[Tensor]) -> list[Tensor]:
     """Returns the gradients of the whole batch from those of one replica's part of it."""
     return list(gradients)

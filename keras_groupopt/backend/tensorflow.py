@@ -47,6 +47,18 @@ def has_shape(gradient: Tensor, shape: Sequence[int]) -> bool:
     return bool(tf.TensorShape(found).is_compatible_with(shape))
 
 
+def is_initialized(variable: Any) -> bool:
+    """Returns whether a Keras variable has its first value.
+
+    Variables that are made while a step is traced for the first time get theirs after it.
+    """
+    value = variable.value
+    if not hasattr(value, "is_initialized"):
+        return True
+    with tf.init_scope():
+        return bool(value.is_initialized())
+
+
 def combine_repeated_rows(gradient: Tensor) -> Tensor:
     """Returns a sparse gradient with each row once; a dense gradient as a tensor.
 

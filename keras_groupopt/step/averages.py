@@ -224,6 +224,8 @@ class Averages(Kept):
         with backend.outside_compiled_step():
             if not all(map(compat.is_readable, own)) or any(map(backend.is_gone, own)):
                 return
+            if not all(backend.is_initialized(variable) for _, variable in pairs):
+                return
             begins = ops.logical_and(
                 ops.equal(self.made, 0), ops.cast(iterations, "int32") <= self.begins
             )

@@ -90,9 +90,9 @@ class BuiltOptimizer:
         self.run_length = RunLength(live_model, steps) if is_needed(plan) else None
         self.gradient_state = None if wanted is None else GradientState(wanted, self.moving)
 
-        # Weights without optimizer state were loaded before the first step: they are the anchors,
-        # but other layers may still be loading.
-        self.anchors_are_due = False
+        # The weights before the first step are the anchors, but they are not all there yet: they
+        # were loaded without optimizer state, or they get their first values after the build.
+        self.anchors_are_due = not all(map(backend.is_initialized, self.variables))
         # Of state that was matched by path, these paths had no anchor: the same holds for them.
         self.due_anchors: frozenset[str] = frozenset()
         # Nor an average, which starts as a copy of the weights.
@@ -212,7 +212,8 @@ class BuiltOptimizer:
             due, self.due_averages = self.due_averages, frozenset()
             with backend.outside_compiled_step():
                 averages.copy_from_weights(self.average_pairs(due))
-        if self.anchors_are_due or self.due_anchors:
+        are_there = all(map(backend.is_initialized, self.variables))
+        if are_there and (self.anchors_are_due or self.due_anchors):
             only = None if self.anchors_are_due else self.due_anchors
             self.anchors_are_due, self.due_anchors = False, frozenset()
             with backend.outside_compiled_step():

@@ -6,7 +6,8 @@ Every case can be saved and loaded; `test_walk.py` and the process it starts bot
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import keras
 from keras import layers
@@ -19,6 +20,8 @@ class Case:
     name: str
     make: Callable[[], keras.Model]
     paths: list[str]
+    # The other places of variables that have several.
+    shared: dict[str, tuple[str, ...]] = field(default_factory=dict)
     # Keras loads a layer that two nested functional models share as two layers.
     can_be_saved: bool = True
 
@@ -40,17 +43,26 @@ def shift_automatic_names() -> None:
 
 
 def case(
-    *paths: str, can_be_saved: bool = True
+    *paths: str, **options: Any
 ) -> Callable[[Callable[[], keras.Model]], Callable[[], keras.Model]]:
-    """Registers a model under its function's name; a path ending in `/` is a kernel and a bias."""
+    """Registers a model under its name, called if it is not built.
+
+    A path that ends in `/` is a kernel and a bias.
+    """
 
     def add(make: Callable[[], keras.Model]) -> Callable[[], keras.Model]:
+        def built() -> keras.Model:
+            model = make()
+            if not model.built:
+                model(keras.ops.ones((1, 4)))
+            return model
+
         full = [
             path + last
             for path in paths
             for last in (("kernel", "bias") if path.endswith("/") else ("",))
         ]
-        CASES.append(Case(make.__name__, make, full, can_be_saved))
+        CASES.append(Case(make.__name__, built, full, **options))
         return make
 
     return add
@@ -82,8 +94,9 @@ def functional_in_functional_with_automatic_names():
     return keras.Model(inputs, layers.Dense(2)(backbone()(inputs)))
 
 
+@case("head/", *below("backbone", BACKBONE))
 @register
-class Classifier(keras.Model):
+class FunctionalInSubclassedInTheOrderOfAssignment(keras.Model):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.head = layers.Dense(2, name="head")
@@ -91,13 +104,6 @@ class Classifier(keras.Model):
 
     def call(self, inputs):
         return self.head(self.features(inputs))
-
-
-@case("head/", *below("backbone", BACKBONE))
-def functional_in_subclassed_in_the_order_of_assignment():
-    model = Classifier()
-    model(keras.ops.ones((1, 4)))
-    return model
 
 
 @case(*below("left", BACKBONE), *below("right", BACKBONE), "head/")
@@ -114,8 +120,9 @@ def two_towers_told_apart_by_numbers():
     return keras.Model(inputs, layers.Dense(2, name="head")(both))
 
 
+@case("twin@1/", "twin@2/")
 @register
-class Twins(keras.Model):
+class EqualNamesSideBySide(keras.Model):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.left = layers.Dense(4, name="twin")
@@ -125,13 +132,6 @@ class Twins(keras.Model):
         return self.right(self.left(inputs))
 
 
-@case("twin@1/", "twin@2/")
-def equal_names_side_by_side():
-    model = Twins()
-    model(keras.ops.ones((1, 4)))
-    return model
-
-
 @case("tied/", "dense/")
 def one_layer_used_twice():
     inputs = keras.Input((4,))
@@ -139,7 +139,11 @@ def one_layer_used_twice():
     return keras.Model(inputs, layers.Dense(2)(tied(tied(inputs))))
 
 
-@case("encoder/tied/", "encoder/dense/", "decoder/dense/", can_be_saved=False)
+@case(
+    *("encoder/tied/", "encoder/dense/", "decoder/dense/"),
+    shared={f"encoder/tied/{name}": (f"decoder/tied/{name}",) for name in ("kernel", "bias")},
+    can_be_saved=False,
+)
 def one_layer_in_two_models():
     tied = layers.Dense(4, name="tied")
 
@@ -161,28 +165,17 @@ class TiedHead(layers.Layer):
         return keras.ops.matmul(inputs, keras.ops.transpose(self.embedding.embeddings))
 
 
+@case("tokens/embeddings", "mix/", shared={"tokens/embeddings": ("head/tokens/embeddings",)})
 @register
-class LanguageModel(keras.Model):
+class TiedEmbedding(keras.Model):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.embedding = layers.Embedding(10, 4, name="tokens")
         self.mix = layers.Dense(4, name="mix")
         self.head = TiedHead(self.embedding, name="head")
 
-    def build(self, input_shape):
-        self.embedding.build(input_shape)
-        self.mix.build((*input_shape, 4))
-        super().build(input_shape)
-
     def call(self, inputs):
         return self.head(self.mix(self.embedding(inputs)))
-
-
-@case("tokens/embeddings", "mix/")
-def tied_embedding():
-    model = LanguageModel()
-    model.build((None, 3))
-    return model
 
 
 @register
@@ -204,13 +197,21 @@ class Borrower(layers.Layer):
         return self.second(self.first(inputs)) * self.scale
 
 
-@case("block/kernel", "block/scale", "block/first/bias", "block/second/")
+@case(
+    *("block/kernel", "block/scale", "block/first/bias", "block/second/"),
+    shared={"block/kernel": ("block/first/kernel",)},
+)
 def tied_variable():
     return keras.Sequential([keras.Input((4,)), Borrower(name="block")])
 
 
+@case(
+    *("dense/", "dense_1/", "head_b/", "head_a/", "dense_2/"),
+    *below("batch_normalization", NORM),
+    "dense_3/",
+)
 @register
-class Collections(keras.Model):
+class ListsAndDictsOfLayers(keras.Model):
     """Lists, dicts, dicts of lists, tuples; one layer under two attributes."""
 
     def __init__(self, **kwargs):
@@ -228,25 +229,14 @@ class Collections(keras.Model):
         return x
 
 
-@case(
-    *("dense/", "dense_1/", "head_b/", "head_a/", "dense_2/"),
-    *below("batch_normalization", NORM),
-    "dense_3/",
-)
-def lists_and_dicts_of_layers():
-    model = Collections()
-    model(keras.ops.ones((1, 4)))
-    return model
-
-
-LSTM = ("lstm_cell/kernel", "lstm_cell/recurrent_kernel", "lstm_cell/bias")
+CELL = ("kernel", "recurrent_kernel", "bias")
 
 
 @case(
-    *below("bidirectional/forward_lstm", LSTM),
-    *below("bidirectional/backward_lstm", LSTM),
-    *below("bidirectional_1/forward_encoder", LSTM),
-    *below("bidirectional_1/backward_encoder", LSTM),
+    *below("bidirectional/forward_lstm/lstm_cell", CELL),
+    *below("bidirectional/backward_lstm/lstm_cell", CELL),
+    *below("bidirectional_1/forward_encoder/lstm_cell", CELL),
+    *below("bidirectional_1/backward_encoder/lstm_cell", CELL),
     "time_distributed/dense/",
 )
 def wrappers():
@@ -261,10 +251,10 @@ def wrappers():
 
 
 @case(
-    *below("rnn/stacked_rnn_cells/lstm_cell", ("kernel", "recurrent_kernel", "bias")),
-    *below("rnn/stacked_rnn_cells/lstm_cell_1", ("kernel", "recurrent_kernel", "bias")),
-    *below("rnn/stacked_rnn_cells/gru_cell", ("kernel", "recurrent_kernel", "bias")),
-    *below("simple_rnn/simple_rnn_cell", ("kernel", "recurrent_kernel", "bias")),
+    *below("rnn/stacked_rnn_cells/lstm_cell", CELL),
+    *below("rnn/stacked_rnn_cells/lstm_cell_1", CELL),
+    *below("rnn/stacked_rnn_cells/gru_cell", CELL),
+    *below("simple_rnn/simple_rnn_cell", CELL),
 )
 def recurrent_cells():
     cells = [layers.LSTMCell(2), layers.LSTMCell(2), layers.GRUCell(2)]
@@ -310,8 +300,9 @@ def transformer():
     return keras.Model(inputs, layers.EinsumDense("bte,ef->btf", (None, 3))(x))
 
 
+@case("token", "variable", "variable_1", "twin@1", "twin@2", "count", "dense/")
 @register
-class OwnWeights(keras.Model):
+class WeightsOfTheModelItself(keras.Model):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.token = self.add_weight(shape=(4,), name="token")
@@ -326,15 +317,9 @@ class OwnWeights(keras.Model):
         return self.project(inputs + sum(own))
 
 
-@case("token", "variable", "variable_1", "twin@1", "twin@2", "count", "dense/")
-def weights_of_the_model_itself():
-    model = OwnWeights()
-    model(keras.ops.ones((1, 4)))
-    return model
-
-
+@case("dense/", "dense_1@1/kernel", "dense_1@2/", "dense_2/")
 @register
-class Colliding(keras.Model):
+class ANameByHandThatIsAlsoANumberGiven(keras.Model):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
         self.steps = [layers.Dense(4), layers.EinsumDense("be,ef->bf", 4, name="dense_1")]
@@ -346,26 +331,16 @@ class Colliding(keras.Model):
         return inputs
 
 
-@case("dense/", "dense_1@1/kernel", "dense_1@2/", "dense_2/")
-def a_name_by_hand_that_is_also_a_number_given():
-    model = Colliding()
-    model(keras.ops.ones((1, 4)))
-    return model
-
-
 @case("dense/", "dense_1/", "dense_2/")
 def names_by_hand_that_look_automatic():
-    numbers = (7, 3, 12)
-    return keras.Sequential(
-        [keras.Input((4,)), *[layers.Dense(4, name=f"dense_{number}") for number in numbers]]
-    )
+    numbered = [layers.Dense(4, name=f"dense_{number}") for number in (7, 3, 12)]
+    return keras.Sequential([keras.Input((4,)), *numbered])
 
 
 @case("dense_0/", "dense_1/", "dense_2/")
 def names_by_hand_counted_from_zero():
-    return keras.Sequential(
-        [keras.Input((4,)), *[layers.Dense(4, name=f"dense_{number}") for number in range(3)]]
-    )
+    numbered = [layers.Dense(4, name=f"dense_{number}") for number in range(3)]
+    return keras.Sequential([keras.Input((4,)), *numbered])
 
 
 @case(*below("a", BACKBONE), *below("a", ("dense_2/",)), "b/dense/", "dense/")
@@ -378,15 +353,7 @@ def sequential_of_sequentials():
 
 @case("conv2d/", *below("batch_normalization", NORM), "depthwise_conv2d/", "dense/")
 def convolutions_with_statistics_and_dropout():
-    return keras.Sequential(
-        [
-            keras.Input((6, 6, 2)),
-            layers.RandomFlip(),
-            layers.Conv2D(3, 2),
-            layers.BatchNormalization(),
-            layers.DepthwiseConv2D(2),
-            layers.GlobalAveragePooling2D(),
-            layers.Dropout(0.5),
-            layers.Dense(2),
-        ]
-    )
+    start = [keras.Input((6, 6, 2)), layers.RandomFlip(), layers.Conv2D(3, 2)]
+    middle = [layers.BatchNormalization(), layers.DepthwiseConv2D(2)]
+    end = [layers.GlobalAveragePooling2D(), layers.Dropout(0.5), layers.Dense(2)]
+    return keras.Sequential([*start, *middle, *end])

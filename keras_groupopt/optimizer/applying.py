@@ -56,7 +56,7 @@ def apply(
     built, run = optimizer._built, optimizer._run
     run.last_step = LastStep(frozenset(positions), optimizer._link.train_function())
     # `torch.compile` cannot read an annotation here.
-    missing = []  # type: ignore[var-annotated]
+    missing, skipped = [], []  # type: ignore[var-annotated]
 
     end = run_length.of_fit(optimizer._link.model, optimizer.gradient_accumulation_steps)
     if end is not None and end != run.compared_end and run.is_training:
@@ -65,12 +65,15 @@ def apply(
 
     def step_on_device(sums: list[Tensor | None], samples: Tensor | None) -> None:
         with keras.name_scope(optimizer.name):
-            missing[:] = _step(optimizer, samples).take(sums, positions)
+            missing[:], is_skipped = _step(optimizer, samples).take(sums, positions)
+            skipped[:] = [is_skipped]
 
     # Not the gradients' variables, which may be those of one device.
     known = [built.variables[position] for position in positions]
     one_step.on_each_device(step_on_device, grads, known, sample_count, optimizer.variables)
     _warn_of_missing(built, missing)
+    if any(skipped) and run.is_training:
+        values.note_skipped(optimizer)
 
 
 def take_in(
@@ -296,7 +299,8 @@ def finalize_variable_values(optimizer: Any, var_list: Sequence[Any]) -> None:
         var_list: The model's trainable variables now.
 
     Raises:
-        FloatingPointError: With `on_nonfinite="raise"`, if a compiled step was skipped.
+        FloatingPointError: If compiled steps were skipped, as `on_nonfinite` and
+            `max_skipped_steps` say.
     """
     built, link = optimizer._built, optimizer._link
     if built is None:
@@ -310,8 +314,10 @@ def finalize_variable_values(optimizer: Any, var_list: Sequence[Any]) -> None:
         ended = {id(variable) for variable in var_list}
         pairs = [pair for pair in optimizer._average_pairs() if id(pair[1]) in ended]
         averages.copy_into_weights(pairs)
-    optimizer._check_finite()
+    if optimizer._run.is_training or optimizer.on_nonfinite == "raise":
+        optimizer._check_finite()
     if optimizer._run.is_training:
+        values.report_skipped(optimizer)
         # A further `fit` of the same compiled step could not warn.
         values.check_run_length(optimizer, backend.on_host(optimizer.iterations))
     last = optimizer._run.last_step

@@ -13,6 +13,7 @@ from keras_groupopt.base.checks import (
     answer_unknown,
     check_choice,
     check_clipping,
+    check_count,
     check_positive,
     check_scalar,
     check_switch,
@@ -56,6 +57,7 @@ FIXED = (
     "fused",
     "global_clipnorm",
     "gradient_accumulation_steps",
+    "max_skipped_steps",
     "on_nonfinite",
     "ratios",
     "use_ema",
@@ -129,9 +131,14 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             `fit` leaves the weights themselves alone. Default: `None`, no average.
         on_nonfinite: What happens if gradients are not finite (inf, NaN, or a norm over all
             groups beyond 1.8e19, whose square float32 cannot hold): `"skip"` leaves all state as
-            it is and counts in `skipped_steps`; `"raise"` does so too and raises, in a compiled
+            it is, counts in `skipped_steps`, and warns at the first skip of a run, if that step is
+            not compiled, and when `fit` ends; `"raise"` does so too and raises, in a compiled
             step when `fit` ends (`GroupLogger`: when the batch ends); `"propagate"` does not
             look. Default: `"skip"`.
+        max_skipped_steps: With `on_nonfinite="skip"`, how many steps (micro-batches) skipped in a
+            row are an error, at least 1. A compiled step cannot count them: `fit` looks when it
+            ends, `GroupLogger` at the end of each epoch, and a row begins after the last look that
+            saw a step done. `None` never raises. Default: 100.
         fused: Whether a rule may move all variables of its group at once, by what the backend has
             for that (torch's fused and foreach functions, TensorFlow's training operations, on JAX
             one trace for all variables of a shape), if there is such a step for it. The numbers
@@ -190,6 +197,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         gradient_accumulation_steps: int | None = None,
         ema: Average | None = None,
         on_nonfinite: str = "skip",
+        max_skipped_steps: int | None = 100,
         fused: bool = True,
         count_clipped_steps: bool = False,
         use_ema: bool = False,
@@ -219,6 +227,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         self.use_ema, self.ema_momentum = bool(use_ema), ema_momentum
         self.ema_overwrite_frequency = ema_overwrite_frequency
         self.ema, self.on_nonfinite = ema, on_nonfinite
+        if max_skipped_steps is not None:
+            max_skipped_steps = check_count("max_skipped_steps", max_skipped_steps, 1, where=where)
+        self.max_skipped_steps = max_skipped_steps
         self.fused = check_switch("fused", fused, where=where)
         self.count_clipped_steps = check_switch(
             "count_clipped_steps", count_clipped_steps, where=where
@@ -240,6 +251,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             ema=as_average(ema, use_ema, ema_momentum, ema_overwrite_frequency),
             fused=self.fused,
             count_clipped_steps=self.count_clipped_steps,
+            max_skipped_steps=max_skipped_steps,
             on_nonfinite=check_choice(
                 "on_nonfinite", on_nonfinite, nonfinite.POLICIES, where=where
             ),

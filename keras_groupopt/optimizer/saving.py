@@ -39,6 +39,8 @@ def set_weights(optimizer: Any, weights: Sequence[Any]) -> None:
         variable.assign(weight)
     for group in [] if built is None else built.groups:
         group.anchors_unknown = False
+    if built is not None and built.guard is not None:
+        built.guard.begin(built.taken())
 
 
 def save_own_variables(optimizer: Any, store: Any) -> None:

@@ -173,17 +173,35 @@ def first_nonfinite_group(optimizer: Any) -> str | None:
 
 
 def check_finite(optimizer: Any) -> None:
-    """Raises, with `on_nonfinite="raise"`, if a compiled step was skipped since the last call.
+    """Raises if compiled steps were skipped since the last call and that is an error.
 
     Reads a value from the device.
 
     Raises:
-        FloatingPointError: If so; it names the first group at fault.
+        FloatingPointError: If one was, with `on_nonfinite="raise"`; if too many were in a row, with
+            `"skip"`. It names the first group at fault.
     """
-    group = first_nonfinite_group(optimizer) if optimizer.on_nonfinite == "raise" else None
-    if group is not None:
-        optimizer._built.guard.first.assign(nonfinite.NONE)
+    built, group = optimizer._built, first_nonfinite_group(optimizer)
+    if group is None:
+        return
+    if optimizer.on_nonfinite == "raise":
+        built.guard.first.assign(nonfinite.NONE)
         raise FloatingPointError(nonfinite.message(group))
+    built.guard.look(built.taken(), group)
+
+
+def note_skipped(optimizer: Any) -> None:
+    """Warns of the first step of a run that was skipped, and raises if too many were in a row."""
+    built, group = optimizer._built, str(first_nonfinite_group(optimizer))
+    built.guard.look(built.taken(), group, was_skipped=True)
+    built.guard.warn(group)
+
+
+def report_skipped(optimizer: Any) -> None:
+    """Warns of the steps that were skipped since the last call. Reads a value from the device."""
+    group = first_nonfinite_group(optimizer)
+    if group is not None:
+        optimizer._built.guard.warn(group, is_over=True)
 
 
 def micro_batches(optimizer: Any) -> Any:

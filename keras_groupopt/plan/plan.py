@@ -39,6 +39,7 @@ class Defaults:
     gradient_accumulation_steps: int | None = None
     ema: Average | None = None
     on_nonfinite: str = "skip"
+    max_skipped_steps: int | None = 100
     fused: bool = True
     count_clipped_steps: bool = False
     unclaimed: str = "default"

@@ -81,7 +81,9 @@ class BuiltOptimizer:
 
         defaults = plan.defaults
         steps = defaults.gradient_accumulation_steps
-        self.guard = None if defaults.on_nonfinite == "propagate" else Guard()
+        self.guard = (
+            None if defaults.on_nonfinite == "propagate" else Guard(defaults.max_skipped_steps)
+        )
         self.window = None if steps is None else Window(steps, [own for _, own in self.places])
         self.averages = None if defaults.ema is None else Averages(defaults.ema)
         self.clipped_steps = (
@@ -181,6 +183,8 @@ class BuiltOptimizer:
         self.due_averages = frozenset(path for name, path in fresh if name == AVERAGE)
         for kept in self.kept:
             kept.after_load(loaded, iterations)
+        if self.guard is not None:
+            self.guard.begin(self.taken())
 
     def remember(self) -> Callable[[], None]:
         """Returns a function that puts back what is not among the optimizer's variables."""
@@ -268,6 +272,13 @@ class BuiltOptimizer:
         return sizes
 
     # Run ----------------------------------------------------------------------------------------
+
+    def taken(self) -> int:
+        """Returns how many steps, or micro-batches, were not skipped so far; reads the device."""
+        made: int = backend.on_host(self.iterations)
+        if self.window is None:
+            return made
+        return made * self.window.steps + int(backend.on_host(self.window.count))
 
     def in_run(self) -> AbstractContextManager[Any]:
         """Returns a block in which schedules may be called that end with the run."""

@@ -97,7 +97,9 @@ class Step:
         # Every variable that may be read or assigned.
         self._variables = list(state)
 
-    def take(self, gradients: Sequence[Tensor | None], positions: Sequence[int]) -> list[str]:
+    def take(
+        self, gradients: Sequence[Tensor | None], positions: Sequence[int]
+    ) -> tuple[list[str], bool]:
         """Takes the gradients of one micro-batch, and does the step that they complete.
 
         Args:
@@ -105,7 +107,8 @@ class Step:
             positions: Places of their variables among those the optimizer was built with.
 
         Returns:
-            The layer paths of the variables that came without a gradient.
+            The layer paths of the variables that came without a gradient, and whether the step is
+            known to be skipped, as it is if it is not compiled.
 
         Raises:
             FloatingPointError: If gradients are not finite and that is to be raised, in a step
@@ -128,14 +131,14 @@ class Step:
                 window.expect(self._sample_count)
             keep, norms = self._check(found)
             if keep is False:
-                return missing
+                return missing, True
             if window is not None:
                 self._accumulate(window, found, keep)
             elif keep is None:
                 self._joint_step(found, norms)
             else:
                 backend.run_if(keep, lambda: self._joint_step(found, norms), self._variables)
-        return missing
+        return missing, False
 
     def _sorted(
         self, gradients: Sequence[Tensor | None], positions: Sequence[int]

@@ -11,6 +11,8 @@ from automatic_names import continued, report, train
 from resumed_runs import FILES
 from saving_models import save
 
+# One of the runs skips a micro-batch.
+pytestmark = pytest.mark.filterwarnings("ignore:Steps skipped")
 PROGRAM = """
 import json, sys
 import keras, numpy, keras_groupopt

@@ -133,6 +133,7 @@ def test_micro_batches_are_one_batch_and_move_nothing_in_between(case, options, 
 # Known numbers --------------------------------------------------------------------------------
 
 
+@pytest.mark.filterwarnings("ignore:Steps skipped")
 @pytest.mark.parametrize(
     ("scaled", "eager"),
     [

@@ -116,6 +116,7 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Steps skipped")
 @pytest.mark.filterwarnings("ignore:1 steps of epoch")
 @pytest.mark.parametrize(
     ("name", "is_compiled_before"),

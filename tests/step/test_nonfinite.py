@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +28,7 @@ from models import sgd
 
 import keras_groupopt as kgo
 
+BACKEND = keras.backend.backend()
 # The one gradient that is not finite, by path, and the group that is named.
 AT_FAULT: dict[str, tuple[Mapping[str, float], str]] = {
     "inf in the first group": ({"backbone/bias": np.inf}, "backbone"),
@@ -73,6 +75,7 @@ def state_without_guard(optimizer: Any) -> dict[str, np.ndarray]:
     return {key: value for key, value in state_of(optimizer).items() if key not in own}
 
 
+@pytest.mark.filterwarnings("ignore:Steps skipped")
 @pytest.mark.parametrize(
     ("name", "way", "clipping"),
     [
@@ -151,6 +154,7 @@ def test_what_is_frozen_or_propagates_is_not_looked_at():
         assert not [key for key in state_of(optimizer) if "nonfinite" in key or "skipped" in key]
 
 
+@pytest.mark.filterwarnings("ignore:Steps skipped")
 @pytest.mark.backends("tensorflow", reason="sparse gradients")
 @pytest.mark.parametrize("values", [[[np.inf], [1.0]], [[1e19], [1e19]]], ids=["inf", "sum"])
 def test_a_sparse_gradient_is_looked_at_with_repeated_rows_summed(values):
@@ -168,6 +172,7 @@ def test_a_sparse_gradient_is_looked_at_with_repeated_rows_summed(values):
     np.testing.assert_array_equal(numpy_of(table), np.ones((3, 1)))
 
 
+@pytest.mark.filterwarnings("ignore:Steps skipped")
 def test_under_loss_scaling_a_norm_that_overflows_once_unscaled_is_skipped_too():
     model, inner = apart(global_clipnorm=1.0)
     outer = keras.optimizers.LossScaleOptimizer(inner, initial_scale=1.0)
@@ -229,11 +234,61 @@ def test_group_logger_warns_of_skipped_steps_and_logs_them_on_request():
             warnings.simplefilter("always")
             history = fit_rows(model, *given, callbacks=[kgo.GroupLogger(skipped=True)])
         told = [str(each.message) for each in said if "not finite" in str(each.message)]
-        assert len(told) == bool(skipped)
+        # A step that is not compiled tells of the first as well.
+        assert len(told) == (0 if not skipped else 2 if BACKEND == "torch" else 1)
         if told:
-            assert "2 steps of epoch 1 were skipped" in told[0]
-            assert 'at fault in the last of them was "a"' in told[0]
+            assert "not finite: 2. The first group at fault" in told[-1]
+            assert 'in the last of them was "a"' in told[-1]
         assert history.history["skipped_steps"] == [total]
+
+
+def all_broken(model: Any, steps: int, **options: Any) -> Any:
+    return fit_rows(model, *[(1.0, np.nan)] * steps, **options)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["compiled", "eager"])
+def test_fit_tells_what_it_skipped_and_raises_after_too_many_in_a_row(eager):
+    model, optimizer = apart(max_skipped_steps=3)
+    model.compile(optimizer, loss=mean_output, run_eagerly=eager)
+    for rows, count in ([(1.0, np.nan)] * 2, 2), ([(1.0, 1.0), (1.0, np.inf)], 1):
+        with pytest.warns(UserWarning, match="Steps skipped") as told:
+            fit_rows(model, *rows)
+        skips = [str(each.message) for each in told if "Steps skipped" in str(each.message)]
+        assert re.search(rf'finite: {count}\. .* was "b"\. Nothing moved in them\.', skips[-1])
+    warnings.simplefilter("ignore")
+    error = r'[34] steps in a row were skipped.*first in group "b".*`max_skipped_steps=3`'
+    with pytest.raises(FloatingPointError, match=error):
+        all_broken(model, 3)
+    fit_rows(model, (1.0, 1.0))
+    with pytest.raises(FloatingPointError, match=error):
+        all_broken(model, 2, epochs=2, callbacks=[kgo.GroupLogger()])
+    assert float(numpy_of(optimizer.iterations)) == 2.0
+
+
+@pytest.mark.filterwarnings("ignore:Steps skipped")
+@pytest.mark.parametrize("bring", ["state", "weights"])
+def test_steps_skipped_before_a_load_are_not_those_of_this_run(bring):
+    (model, optimizer), (first, other) = (apart(max_skipped_steps=3) for _ in range(2))
+    for each, own in ((model, optimizer), (first, other)):
+        each.compile(own, loss=mean_output)
+    all_broken(first, 2)
+    if bring == "state":
+        optimizer.build(model.trainable_variables)
+        optimizer.load_state_dict(other.state_dict())
+    else:
+        optimizer.build(model.trainable_variables)
+        optimizer.set_weights([numpy_of(value) for value in other.variables])
+    with pytest.warns(UserWarning, match="not finite: 2"):
+        all_broken(model, 2)
+    assert int(numpy_of(optimizer.skipped_steps)) == 4
+
+
+@pytest.mark.filterwarnings("ignore:Steps skipped")
+def test_micro_batches_taken_in_between_end_a_row():
+    model, optimizer = apart(max_skipped_steps=2, gradient_accumulation_steps=8)
+    model.compile(optimizer, loss=mean_output, run_eagerly=True)
+    fit_rows(model, *[(1.0, np.nan), (1.0, 1.0)] * 3)
+    assert int(numpy_of(optimizer.micro_batches)) == 3
 
 
 # Compiled as one ------------------------------------------------------------------------------

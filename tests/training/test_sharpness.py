@@ -588,6 +588,7 @@ def beyond(y_true: Any, y_pred: Any) -> Any:
     return half_square(y_true, y_pred) * ops.exp(1e5 * ops.sum(ops.relu(y_pred - 4.1), axis=-1))
 
 
+@pytest.mark.filterwarnings("ignore:Steps skipped")
 @each_way_to_pass
 @pytest.mark.parametrize("way", ["none", "ours"])
 @pytest.mark.parametrize(

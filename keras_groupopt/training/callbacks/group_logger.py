@@ -127,7 +127,6 @@ class GroupLogger(keras.callbacks.Callback):
         self.gradient_rule = bool(gradient_rule)
         self._raises = False
         self._begun = False
-        self._skipped_before = 0
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Checks the optimizer against the model."""
@@ -137,7 +136,6 @@ class GroupLogger(keras.callbacks.Callback):
         if not isinstance(optimizer, GroupedOptimizer):
             return
         self._raises = optimizer.on_nonfinite == "raise"
-        self._skipped_before = backend.on_host(optimizer.skipped_steps)
         build_optimizer(self.model)
         if self.model.built:
             binding.check_model(optimizer, self.model)
@@ -223,19 +221,13 @@ class GroupLogger(keras.callbacks.Callback):
             logs[f"clipped_steps_{names[group]}"] = backend.on_host(count)
         if self.ema_momentum:
             logs["ema_momentum"] = _as_float(optimizer.average_momentum)
-        skipped = backend.on_host(optimizer.skipped_steps)
         if self.skipped:
+            skipped = backend.on_host(optimizer.skipped_steps)
             outer = self.model.optimizer
             around = 0 if outer is optimizer else backend.on_host(outer.skipped_steps)
             logs["skipped_steps"] = skipped + int(around)
-        if skipped > self._skipped_before:
-            warnings.warn(
-                f"{skipped - self._skipped_before} steps of epoch {epoch + 1} were skipped, as "
-                "gradients were not finite. The first group at fault in the last of them was "
-                f'"{optimizer.first_nonfinite_group}".',
-                stacklevel=2,
-            )
-            self._skipped_before = skipped
+        values.report_skipped(optimizer)
+        optimizer._check_finite()
         if self.drift:
             logs.update(_keyed("drift", optimizer.anchor_drift(), names))
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import keras
 import numpy as np
+from chosen_gradients import weights
 from keras import layers, ops
-
-from keras_groupopt.selectors.layer_paths import describe_model
 
 
 @keras.saving.register_keras_serializable(package="groupopt_tests")
@@ -262,15 +261,6 @@ def subclassed() -> keras.Model:
     return model
 
 
-def values(model: keras.Model) -> dict[str, np.ndarray]:
-    """The weights of a model by layer path."""
-    catalog = describe_model(model)
-    every = {id(v): v for v in model.weights}
-    return {
-        info.path: np.array(keras.ops.convert_to_numpy(every[info.identity])) for info in catalog
-    }
-
-
 def batch(model: keras.Model, count: int = 4) -> tuple[Any, Any]:
     """Inputs and targets for `fit`, the same at each call."""
     random = np.random.default_rng(0)
@@ -287,7 +277,16 @@ def batch(model: keras.Model, count: int = 4) -> tuple[Any, Any]:
     return (inputs if len(inputs) > 1 else inputs[0], targets if len(targets) > 1 else targets[0])
 
 
-def fit(model: keras.Model, optimizer: Any, steps: int = 1) -> None:
+def fit(model: keras.Model, optimizer: Any = None, steps: int = 1) -> None:
+    """Trains on the batch, and compiles the model first if it gets an optimizer."""
+    if optimizer is not None:
+        model.compile(optimizer=optimizer, loss="mse")
     x, y = batch(model)
-    model.compile(optimizer=optimizer, loss="mse")
     model.fit(x, y, batch_size=4, epochs=steps, shuffle=False, verbose=0)
+
+
+def moved(model: keras.Model, optimizer: Any = None, steps: int = 1) -> dict[str, np.ndarray]:
+    """How each weight changes in `fit`, by its layer path."""
+    before = weights(model)
+    fit(model, optimizer, steps)
+    return {path: after - before[path] for path, after in weights(model).items()}

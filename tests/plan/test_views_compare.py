@@ -90,10 +90,6 @@ def at(plan: dict[str, Any], group: int, variable: int | None = None) -> dict[st
     return found if variable is None else found["variables"][variable]
 
 
-def move(new: dict[str, Any]) -> None:
-    at(new, 2)["variables"].append(at(new, 1)["variables"].pop())
-
-
 LION = {"rule_arguments": {"beta_1": 0.9, "use_ema": None}, "clipnorm": None}
 EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], list[str]]] = {
     "rename": (
@@ -105,11 +101,11 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], list[str]]] = {
             'head/bias: moved from group "head" to "top"',
         ],
     ),
-    "move": (move, ['head/bias: moved from group "head" to "stem"']),
-    "drop": (
-        lambda new: at(new, 1)["variables"].pop(1),
-        ['head/bias: removed from group "head"'],
+    "move": (
+        lambda new: at(new, 2)["variables"].append(at(new, 1)["variables"].pop()),
+        ['head/bias: moved from group "head" to "stem"'],
     ),
+    "drop": (lambda new: at(new, 1)["variables"].pop(1), ['head/bias: removed from group "head"']),
     "insert": (
         lambda new: at(new, 2)["variables"].append(variable("stem/lora")),
         ['stem/lora: added to group "stem"'],

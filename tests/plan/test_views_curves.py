@@ -10,8 +10,10 @@ from typing import Any
 
 import keras
 import numpy as np
+import plan_dicts
 import pytest
 import rate_meter
+from chosen_gradients import towers
 
 import keras_groupopt as kgo
 from keras_groupopt.plan.sampled_rates import curves, run_length, sampled
@@ -27,10 +29,11 @@ def plan_of(*groups: Any, **options: Any) -> kgo.Plan:
     return kgo.GroupedOptimizer(list(groups), model=model, **options).plan
 
 
-def three_groups(**options: Any) -> kgo.Plan:
+def three_groups(drop: int = 4, **options: Any) -> kgo.Plan:
+    """A frozen group, one whose ratio drops at a step, and one with a rate of its own."""
     return plan_of(
         kgo.Group("stem", "stem", frozen=True),
-        kgo.Group("backbone", "backbone", learning_rate_ratio=MultiStep(0.5, [4], 0.1)),
+        kgo.Group("backbone", "backbone", learning_rate_ratio=MultiStep(0.5, [drop], 0.1)),
         kgo.Group("head", "head", learning_rate=kgo.constant(0.25), weight_decay=0.0625),
         **{"learning_rate": Linear(1.0, STEPS), **options},
     )
@@ -38,6 +41,11 @@ def three_groups(**options: Any) -> kgo.Plan:
 
 def by_name(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {group["name"]: group for group in found["groups"]}
+
+
+def rates(plan: kgo.Plan, steps: Any, *total: int, group: str = "default") -> list[float]:
+    """The highest rate of a group at each of these steps."""
+    return by_name(curves(plan, steps, *total))[group]["learning_rate"]["highest"]
 
 
 # Numbers -----------------------------------------------------------------------------------------
@@ -102,12 +110,12 @@ def test_training_moves_weights_by_the_rates_of_the_curves():
         rule="sgd",
         learning_rate=OneCycle(1.0, STEPS),
     )
-    found = by_name(curves(optimizer.plan, range(STEPS)))
     model.compile(optimizer=optimizer, loss=rate_meter.mean_output)
     rate_meter.fit(model, epochs=STEPS // rate_meter.BATCHES)
     moved = [float(np.mean(keras.ops.convert_to_numpy(w))) for w in model.trainable_variables]
     for name, move in zip(("backbone", "default"), moved, strict=True):
-        assert -move == pytest.approx(sum(found[name]["learning_rate"]["highest"]), rel=1e-5)
+        taken = rates(optimizer.plan, range(STEPS), group=name)
+        assert -move == pytest.approx(sum(taken), rel=1e-5)
 
 
 @keras.saving.register_keras_serializable(package="test_views_curves")
@@ -116,8 +124,7 @@ def half() -> float:
 
 
 def test_a_base_that_is_a_function_is_asked_for_its_rate():
-    found = by_name(curves(plan_of(learning_rate=half), [0, 9]))
-    assert found["default"]["learning_rate"] == {"lowest": [0.5, 0.5], "highest": [0.5, 0.5]}
+    assert rates(plan_of(learning_rate=half), [0, 9]) == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(
@@ -149,15 +156,13 @@ class Halving(keras.optimizers.schedules.LearningRateSchedule):
 
 @pytest.mark.every_backend
 def test_a_schedule_that_asks_for_the_step_in_python_is_drawn_too():
-    found = by_name(curves(plan_of(learning_rate=Halving()), [3, 4, 5]))
-    assert found["default"]["learning_rate"]["highest"] == [1.0, 0.5, 0.5]
+    assert rates(plan_of(learning_rate=Halving()), [3, 4, 5]) == [1.0, 0.5, 0.5]
 
 
 def test_a_plan_is_drawn_anew_for_a_run_of_another_length():
     plan = plan_of(kgo.Group("head", "head", learning_rate=Linear(1.0, "fit")))
     for total in (8, 16, 8):
-        (rate,) = by_name(curves(plan, [4], total))["head"]["learning_rate"]["highest"]
-        assert rate == 1 - 4 / total
+        assert rates(plan, [4], total, group="head") == [1 - 4 / total]
 
 
 @pytest.mark.parametrize(("total", "count"), [(1, 2), (30, 31)])
@@ -201,17 +206,8 @@ def printed(plan: kgo.Plan, *arguments: Any, **options: Any) -> str:
     return "\n".join(lines) + "\n"
 
 
-def slow_plan(**options: Any) -> kgo.Plan:
-    return plan_of(
-        kgo.Group("stem", "stem", frozen=True),
-        kgo.Group("backbone", "backbone", learning_rate_ratio=MultiStep(0.5, [4000], 0.1)),
-        kgo.Group("head", "head", learning_rate=kgo.constant(0.25)),
-        **options,
-    )
-
-
 def test_the_summary_prints_the_rates_at_shares_and_steps():
-    plan = slow_plan(learning_rate=Linear(1.0, 8000))
+    plan = three_groups(4000, learning_rate=Linear(1.0, 8000))
     text = printed(plan, at=[0, 0.25, 5000, 1.0])
     assert text == f"{printed(plan)}\n{RATES}"
 
@@ -265,17 +261,20 @@ def test_points_that_mean_nothing_are_refused(groups, arguments, error, message)
 # The picture -------------------------------------------------------------------------------------
 
 
+def axes_of(plan: kgo.Plan, *arguments: Any, **options: Any) -> list[Any]:
+    pytest.importorskip("matplotlib")
+    return plan.plot(*arguments, **options).axes
+
+
 def lines_of(axis: Any) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {line.get_label(): line.get_data() for line in axis.get_lines() if len(line.get_xdata())}
 
 
 def test_the_picture_shows_each_curve_with_names_and_units(tmp_path):
-    pytest.importorskip("matplotlib")
     rule = kgo.rule("adam", beta_1=0.9)
     plan = three_groups(weight_decay=Linear(0.5, 4), ema=kgo.EMA(kgo.warmup(0.5, 4)), rule=rule)
-    drawing = plan.plot(path=tmp_path / "plan.png")
+    axes = axes_of(plan, path=tmp_path / "plan.png")
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
-    axes = drawing.axes
     labels = ["learning rate", "ratio", "weight decay", "ema.momentum"]
     assert [axis.get_ylabel() for axis in axes] == labels
     assert axes[-1].get_xlabel() == "optimizer steps"
@@ -292,9 +291,8 @@ def test_the_picture_shows_each_curve_with_names_and_units(tmp_path):
 
 
 def test_the_picture_leaves_out_what_says_nothing():
-    pytest.importorskip("matplotlib")
-    drawing = plan_of(learning_rate=Linear(1.0, STEPS)).plot()
-    assert [axis.get_ylabel() for axis in drawing.axes] == ["learning rate"]
+    axes = axes_of(plan_of(learning_rate=Linear(1.0, STEPS)))
+    assert [axis.get_ylabel() for axis in axes] == ["learning rate"]
 
 
 @pytest.mark.parametrize(
@@ -302,18 +300,17 @@ def test_the_picture_leaves_out_what_says_nothing():
     [(1e-3, None, "log"), (0.1, None, "linear"), (0.1, True, "log"), (1e-3, False, "linear")],
 )
 def test_rates_far_apart_are_drawn_on_a_logarithmic_scale(ratio, log, scale):
-    pytest.importorskip("matplotlib")
     plan = plan_of(kgo.Group("stem", "stem", learning_rate_ratio=ratio), learning_rate=0.1)
-    axis = plan.plot(steps=100, log=log).axes[0]
+    axis = axes_of(plan, steps=100, log=log)[0]
     assert axis.get_yscale() == scale
     low, high = axis.get_ylim()
     assert low < 0.1 * ratio < 0.1 < high
 
 
 def test_a_decay_to_zero_keeps_a_logarithmic_scale_readable():
-    pytest.importorskip("matplotlib")
     group = kgo.Group("stem", "stem", learning_rate_ratio=1e-3)
-    axis = plan_of(group, learning_rate=Sequential([Linear(1.0, 10), 0.0], [10])).plot(20).axes[0]
+    to_zero = Sequential([Linear(1.0, 10), 0.0], [10])
+    axis = axes_of(plan_of(group, learning_rate=to_zero), 20)[0]
     assert axis.get_yscale() == "log"
     assert 1e-7 < axis.get_ylim()[0] < 1e-3
 
@@ -321,33 +318,21 @@ def test_a_decay_to_zero_keeps_a_logarithmic_scale_readable():
 def test_a_group_of_several_rates_is_a_band_and_a_range():
     pytest.importorskip("matplotlib")
     spread = {"lowest": [0.1, 0.05], "highest": [1.0, 0.5]}
-    group = {
-        "name": "body",
-        "frozen": False,
-        "learning_rate": spread,
-        "ratio": spread,
-        "weight_decay": None,
-        "arguments": {"beta_1": [0.9, 0.8]},
-    }
+    group = {"name": "body", "frozen": False, "learning_rate": spread, "ratio": spread}
+    group |= {"weight_decay": None, "arguments": {"beta_1": [0.9, 0.8]}}
     found = {"steps": [0, 10], "shares": [None, None], "shared": {}, "groups": [group]}
     axes = figure(found).axes
     assert [axis.get_ylabel() for axis in axes] == ["learning rate", "ratio", "beta_1"]
     drawn = [list(line.get_ydata()) for line in axes[0].get_lines()]
     assert drawn == [spread["highest"], spread["lowest"]]
     assert len(axes[0].collections) == 1
-    from keras_groupopt.plan.views.table import summary
-
-    lines: list[str] = []
-    summary(plan_of().to_dict(), rates=found, print_fn=lines.append)
-    assert any("0.05 … 0.5" in line for line in lines)
+    assert "0.05 … 0.5" in plan_dicts.printed(plan_of().to_dict(), rates=found)
 
 
 def test_twenty_groups_have_twenty_looks():
-    pytest.importorskip("matplotlib")
-    layers = [keras.layers.Dense(1, name=f"layer{n}") for n in range(20)]
-    model = keras.Sequential([keras.Input((1,)), *layers])
-    groups = {f"g{n}": kgo.Group(f"g{n}", f"layer{n}") for n in range(20)}
-    axis = kgo.GroupedOptimizer(groups, model=model).plan.plot(100).axes[0]
+    model = towers(*(f"layer{n}" for n in range(20)))
+    groups = [kgo.Group(f"g{n}", f"layer{n}") for n in range(20)]
+    axis = axes_of(kgo.GroupedOptimizer(groups, model=model).plan, 100)[0]
     looks = {(line.get_color(), line.get_linestyle()) for line in axis.get_lines()}
     assert len(looks) == 20
 

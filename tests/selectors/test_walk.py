@@ -208,11 +208,7 @@ def test_quantised_layers_keep_their_paths(tmp_path):
     model.get_layer("head").quantize("int8")
     catalog = describe_model(model)
     head = {info.path: info.dtype for info in catalog if info.path.startswith("head/")}
-    assert head == {
-        "head/kernel": "int8",
-        "head/bias": "float32",
-        "head/kernel_scale": "float32",
-    }
+    assert head == {"head/kernel": "int8", "head/bias": "float32", "head/kernel_scale": "float32"}
     model.save(tmp_path / "model.keras")
     assert describe_model(keras.models.load_model(tmp_path / "model.keras")).infos == catalog.infos
 

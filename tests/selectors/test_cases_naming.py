@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 from chosen_gradients import fit, groups_of, mean_output, towers, train, weights
-from models import arrays, assert_equal
+from models import arrays, assert_equal, sgd
 
 import keras_groupopt as kgo
 
@@ -21,20 +21,13 @@ ON_JAX = os.environ["KERAS_BACKEND"] == "jax"
 REFUSED = "Every variable must be one the optimizer was built with. Received: unknown {}"
 
 
-def sgd(model: keras.Model | None, groups=(), **options) -> kgo.GroupedOptimizer:
-    return kgo.GroupedOptimizer(
-        groups, model=model, **{"rule": "sgd", "learning_rate": 1.0} | options
-    )
-
-
 # `trainable` changed after compile -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("with_model", [True, False], ids=["model=", "no model"])
-def test_a_layer_frozen_later_is_left_alone_once_the_model_is_compiled_again(with_model):
+def test_a_layer_frozen_later_is_left_alone_once_the_model_is_compiled_again():
     """TensorFlow went on training it, torch stopped, JAX raised."""
     model = towers("a", "b")
-    optimizer = sgd(model if with_model else None, {"a": "a"})
+    optimizer = sgd(None, {"a": "a"})
     train(model, optimizer)
     model.get_layer("a").trainable = False
     model.compile(optimizer=optimizer, loss=mean_output)
@@ -136,36 +129,28 @@ LATER: dict[str, tuple[Callable[[], Any], Callable[[Any], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("again", [True, False], ids=["compiled again", "not compiled"])
 @pytest.mark.parametrize("case", LATER)
-def test_what_trains_only_later_is_refused_by_its_path_on_every_backend(case, again):
+def test_what_trains_only_later_is_refused_though_the_model_was_not_compiled_again(case):
     """TensorFlow trained without it and said nothing, or a KeyError showed an internal number."""
     make, change, late = LATER[case]
     model = make()
     train(model, sgd(model))
     change(model)
     before = weights(model)
-    if again:
-        model.compile(optimizer=model.optimizer, loss=mean_output)
     message = REFUSED.format(rf"{late}\..*or were added.*Call `optimizer\.rebuild\(model\)`")
     with pytest.raises(ValueError, match=message):
         fit(model)
     for path in late.split(", "):
         np.testing.assert_array_equal(weights(model)[path], before[path])
-    model.compile(optimizer=sgd(model), loss=mean_output)
-    fit(model)
-    last = late.split(", ")[-1]
-    assert np.any(weights(model)[last] != before[last])
 
 
 # One optimizer, two models ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("with_model", [True, False], ids=["model=", "no model"])
-def test_an_optimizer_built_for_one_model_refuses_another_on_every_backend(with_model):
+def test_an_optimizer_built_for_one_model_refuses_another_on_every_backend():
     """JAX accepted it without a word: the arrays of both models have the same shapes."""
     first, second = towers("a", "b"), towers("a", "b")
-    optimizer = sgd(first if with_model else None)
+    optimizer = sgd()
     train(first, optimizer)
     second.compile(optimizer=optimizer, loss=mean_output)
     with pytest.raises(ValueError, match=REFUSED.format("a/kernel, b/kernel.*another model")):
@@ -175,8 +160,6 @@ def test_an_optimizer_built_for_one_model_refuses_another_on_every_backend(with_
         assert weights(second) == {"a/kernel": 0.0, "b/kernel": 0.0}
         assert int(optimizer.iterations) == 1
     assert weights(first) == {"a/kernel": -1.0, "b/kernel": -1.0}
-    with pytest.raises(ValueError, match="variables that this optimizer was built with"):
-        optimizer.bind(second)
     fit(first)
     assert weights(first) == {"a/kernel": -2.0, "b/kernel": -2.0}
 
@@ -205,9 +188,8 @@ def test_variables_of_a_tensorflow_module_may_have_slashes_and_equal_names(rule)
         "plain": ["Variable"],
         "default": ["my_net@1/kernel", "my_net@2/kernel"],
     }
-    np.testing.assert_allclose(variables[0], [[0.5, 1.0]])
-    np.testing.assert_allclose(variables[1], [[0.5, 1.0]])
-    np.testing.assert_array_equal(variables[2], [[1.0, 2.0]])
+    for variable, expected in zip(variables, ([0.5, 1.0], [0.5, 1.0], [1.0, 2.0]), strict=True):
+        np.testing.assert_allclose(variable, [expected])
 
 
 def test_what_is_no_variable_is_refused_by_its_type():
@@ -218,20 +200,15 @@ def test_what_is_no_variable_is_refused_by_its_type():
 
 def test_names_of_groups_may_hold_any_character_but_a_slash_or_at_the_start_an_at(tmp_path):
     names = ["with space", "ünïcode", "a.b-c_d", "an@chor", "%s {x} \\"]
-    model = towers(*[f"t{index}" for index in range(len(names))])
+    model = towers("t1", "t2", "t3", "t4", "t5")
     groups = [
-        kgo.Group(name, f"t{index}", rule="adam", learning_rate_ratio=index + 1.0)
-        for index, name in enumerate(names)
+        kgo.Group(name, f"t{ratio}", rule="adam", learning_rate_ratio=float(ratio))
+        for ratio, name in enumerate(names, 1)
     ]
     optimizer = sgd(model, groups, learning_rate=0.1)
-    moved = train(model, optimizer)
-    expected = {
-        f"t{index}/kernel": pytest.approx(-0.1 * (index + 1), rel=1e-4) for index in range(5)
-    }
-    assert moved == expected
+    moved = [-0.1 * ratio for ratio in range(1, 6)]
+    assert list(train(model, optimizer).values()) == pytest.approx(moved, rel=1e-4)
     model.save(tmp_path / "names.keras")
-    loaded = keras.models.load_model(
-        tmp_path / "names.keras", custom_objects={"mean_output": mean_output}
-    )
+    loaded = keras.models.load_model(tmp_path / "names.keras")
     assert groups_of(loaded.optimizer) == groups_of(optimizer)
     assert_equal(arrays(optimizer.variables), arrays(loaded.optimizer.variables))

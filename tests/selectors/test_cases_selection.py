@@ -6,40 +6,18 @@ from typing import Any
 
 import keras
 import numpy as np
+import path_cases
 import pytest
-from chosen_gradients import (
-    fit_ones,
-    groups_of,
-    mean_output,
-    no_gradient,
-    ones_model,
-    towers,
-    train,
-    weights,
-)
-from models import dense
+import recipe_models
+from chosen_gradients import groups_of, no_gradient, towers, train, weights
+from models import dense, numpy_of, sgd
 
 import keras_groupopt as kgo
 
 pytestmark = pytest.mark.every_backend
 
 
-def sgd(groups: Any = (), **options: Any) -> kgo.GroupedOptimizer:
-    return kgo.GroupedOptimizer(groups, **{"rule": "sgd", "learning_rate": 0.1, **options})
-
-
 # Shared variables ------------------------------------------------------------------------------
-
-
-def test_a_layer_used_twice_is_one_group_and_moves_once():
-    """A tied weight reached by two rules was updated by both."""
-    tied = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name="tied")
-    first, second = keras.Input((1,)), keras.Input((1,))
-    model = keras.Model([first, second], tied(first) + tied(second))
-    optimizer = sgd({"tied": "tied"}, model=model, unclaimed="error")
-    # Each use gives half of the gradient of 1.
-    assert train(model, optimizer, [0.5, 0.5]) == {"tied/kernel": pytest.approx(-0.1)}
-    assert groups_of(optimizer) == {"tied": ["tied/kernel"]}
 
 
 def two_places() -> keras.Model:
@@ -57,11 +35,11 @@ def two_places() -> keras.Model:
     return keras.Model(inputs, outputs[0] + outputs[1])
 
 
-@pytest.mark.parametrize(("overlap", "tied"), [("error", None), ("first", -0.1), ("last", -0.01)])
+@pytest.mark.parametrize(("overlap", "tied"), [("error", None), ("first", -1.0), ("last", -0.1)])
 def test_overlap_says_which_of_two_rules_moves_a_shared_variable(overlap, tied):
     model = two_places()
     groups = [kgo.Group("a", "first"), kgo.Group("b", "second", learning_rate_ratio=0.1)]
-    optimizer = sgd(groups, model=model, overlap=overlap)
+    optimizer = sgd(model, groups, overlap=overlap)
     if tied is None:
         message = r'group "a".*group "b".*both claim first/tied/kernel\.'
         with pytest.raises(ValueError, match=message):
@@ -70,30 +48,18 @@ def test_overlap_says_which_of_two_rules_moves_a_shared_variable(overlap, tied):
         return
     # The shared weight's gradient is the sum over both uses.
     assert train(model, optimizer, [0.5, 0.5]) == {
-        "first/own/kernel": pytest.approx(-0.05),
-        "second/own/kernel": pytest.approx(-0.005),
+        "first/own/kernel": pytest.approx(-0.5),
+        "second/own/kernel": pytest.approx(-0.05),
         "first/tied/kernel": pytest.approx(tied),
     }
 
 
-class Unembed(keras.layers.Layer):
-    """Scores of tokens by the table of an embedding elsewhere in the model."""
-
-    def __init__(self, embedding: keras.layers.Embedding, **kwargs) -> None:
-        super().__init__(**kwargs)
-        self.embedding = embedding
-
-    def call(self, x):
-        return keras.ops.matmul(x, keras.ops.transpose(self.embedding.embeddings))
-
-
 def test_a_head_tied_to_the_embedding_is_one_variable_of_one_group():
-    embedding = keras.layers.Embedding(5, 4, name="tokens")
-    tokens = keras.Input((3,), dtype="int32")
-    model = keras.Model(tokens, Unembed(embedding, name="unembed")(embedding(tokens)))
-    optimizer = sgd({"table": "tokens"}, model=model, learning_rate=0.5, weight_decay=0.1)
-    assert groups_of(optimizer) == {"table": ["tokens/embeddings"]}
-    both = kgo.GroupedOptimizer({"table": "tokens", "head": "unembed"}, model=model)
+    model = path_cases.TiedEmbedding()
+    model(np.zeros((1, 3)))
+    optimizer = sgd(model, {"table": "tokens", "mix": "mix"}, learning_rate=0.5, weight_decay=0.1)
+    assert groups_of(optimizer)["table"] == ["tokens/embeddings"]
+    both = kgo.GroupedOptimizer({"table": "tokens", "head": "head"}, model=model)
     with pytest.raises(ValueError, match="both claim tokens/embeddings"):
         _ = both.plan
     start = weights(model)["tokens/embeddings"]
@@ -123,14 +89,8 @@ def test_lists_of_layers_and_nested_models_claim_all_their_weights(form, with_mo
         ],
         "dict of layers": {"a": first, "b": tuple(others)},
     }[form]
-    optimizer = sgd(
-        groups,
-        model=model if with_model else None,
-        learning_rate=1.0,
-        weight_decay=0.5,
-        exclude_from_decay=(),
-        unclaimed="error",
-    )
+    options = {"weight_decay": 0.5, "exclude_from_decay": (), "unclaimed": "error"}
+    optimizer = sgd(model if with_model else None, groups, **options)
     before = model.get_weights()
     model.compile(optimizer=optimizer, loss=no_gradient)
     model.fit(np.ones((1, 3)), np.ones((1, 2)), verbose=0)
@@ -143,92 +103,46 @@ def test_lists_of_layers_and_nested_models_claim_all_their_weights(form, with_mo
         np.testing.assert_allclose(new, old * (1 - 0.5 * ratio), rtol=1e-6)
 
 
-def test_kernel_and_bias_of_one_layer_have_their_own_rates_and_decays():
-    ones = {"kernel_initializer": "ones", "bias_initializer": "ones"}
-    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, name="d", **ones)])
-    kernels = kgo.Group("kernels", "**/kernel", weight_decay=0.1)
-    biases = kgo.Group("biases", kgo.variable_name("bias"), learning_rate_ratio=2.0)
-    # 1 − 0.1 · 0.1 · 1 − 0.1 and 1 − 0.2.
-    assert train(model, sgd([kernels, biases], model=model)) == {
-        "d/kernel": pytest.approx(0.89),
-        "d/bias": pytest.approx(0.80),
-    }
-
-
 # What no group claims --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("unclaimed", "expected"), [("freeze", 0.0), ("default", -0.1)])
+@pytest.mark.parametrize(("unclaimed", "expected"), [("freeze", 0.0), ("default", -1.0)])
 def test_a_variable_no_group_claims_never_gets_its_raw_gradient(unclaimed, expected):
     """Unselected variables were moved by the gradient itself: +1 for a gradient of 1."""
     model = towers("selected", "other")
-    moved = train(model, sgd({"selected": "selected"}, model=model, unclaimed=unclaimed))
-    assert moved["selected/kernel"] == pytest.approx(-0.1)
-    assert moved["other/kernel"] == pytest.approx(expected)
-    if unclaimed == "freeze":
-        assert moved["other/kernel"] == 0.0
-
-
-class Tokens(keras.layers.Layer):
-    """The learned tokens and positions before a transformer's blocks."""
-
-    def build(self, shape):
-        for name in ("cls_token", "reg_token", "pos_embed"):
-            weight = self.add_weight(shape=(1, 1, shape[-1]), initializer="ones", name=name)
-            setattr(self, name, weight)
-
-    def call(self, x):
-        return x + self.cls_token + self.reg_token + self.pos_embed
+    moved = train(model, sgd(model, {"selected": "selected"}, unclaimed=unclaimed))
+    assert moved == {"selected/kernel": -1.0, "other/kernel": expected}
 
 
 def test_every_token_moves_at_the_rate_of_the_stem_and_does_not_decay():
     """Tokens that depth groups forget are named, and not trained at the full rate."""
-
-    def scalar(name: str) -> keras.layers.Layer:
-        return keras.layers.Dense(1, use_bias=False, kernel_initializer="ones", name=name)
-
-    blocks = [f"block_{index}" for index in range(12)]
-    layers = [scalar("patch"), Tokens(name="tokens"), *map(scalar, blocks), scalar("head")]
-    model = keras.Sequential([keras.Input((1, 1)), *layers])
-    tokens = kgo.variable_name("cls_token", "reg_token", "pos_embed")
-    depth = [kgo.Group(b, b, learning_rate_ratio=0.75 ** (12 - k)) for k, b in enumerate(blocks)]
+    model = recipe_models.vit(1, flat=False)
+    tokens = kgo.variable_name("class_token", "positions")
 
     def optimizer(stem: Any) -> kgo.GroupedOptimizer:
-        stem = kgo.Group("stem", stem, learning_rate_ratio=0.75**13)
+        groups = [kgo.Group("stem", stem, learning_rate_ratio=0.5), kgo.Group("block", "block_0")]
         return kgo.GroupedOptimizer(
-            [stem, *depth, kgo.Group("head", "head")],
+            [*groups, kgo.Group("head", ["norm", "head"])],
             model=model,
             rule="adam",
-            learning_rate=1e-3,
-            weight_decay=0.05,
+            weight_decay=0.5,
             exclude_from_decay=kgo.default_exclude_from_decay | tokens,
             unclaimed="error",
         )
 
-    forgotten = kgo.path("patch") | kgo.variable_name("cls_token", "pos_embed")
-    with pytest.raises(ValueError, match="no group for tokens/reg_token"):
-        _ = optimizer(forgotten).plan
-    model.compile(optimizer=optimizer(kgo.path("patch") | "tokens"), loss=mean_output)
-    model.fit(np.ones((1, 1, 1)), np.zeros((1, 1, 1)), verbose=0)
-    after = weights(model)
-    for name in ("cls_token", "reg_token", "pos_embed"):
-        # Adam's first step is the rate itself.
-        assert 1 - after[f"tokens/{name}"] == pytest.approx(1e-3 * 0.75**13, rel=2e-3)
-    assert 1 - after["head/kernel"] == pytest.approx(1e-3 + 1e-3 * 0.05, rel=2e-3)
-    assert 1 - after["block_11/kernel"] == pytest.approx(0.75e-3 * 1.05, rel=2e-3)
-
-
-def test_the_exclusion_names_what_is_not_decayed_and_not_what_is():
-    """With zero gradients a flipped mask shows: bias and norm would move, the kernel would not."""
-    model = ones_model()
-    excluded = kgo.variable_name("bias") | kgo.layer_type("LayerNormalization")
-    settings = {"learning_rate": 1.0, "weight_decay": 0.01, "exclude_from_decay": excluded}
-    optimizer = sgd(model=model, **settings)
-    after = fit_ones(model, optimizer)
-    np.testing.assert_allclose(after["head/kernel"], 0.99, rtol=1e-6)
-    np.testing.assert_array_equal(after["head/bias"], 1.0)
-    np.testing.assert_array_equal(after["ln_final/gamma"], 1.0)
-    np.testing.assert_array_equal(after["ln_final/beta"], 0.0)
+    with pytest.raises(ValueError, match="no group for tokens/positions"):
+        _ = optimizer(kgo.path("patches") | kgo.variable_name("class_token")).plan
+    before = weights(model)
+    moved = recipe_models.moved(model, optimizer(kgo.path("patches") | "tokens"))
+    # Adam's first step is the rate itself, beside which kernels decay.
+    for name, ratio, decay in (
+        ("tokens/class_token", 0.5, 0.0),
+        ("tokens/positions", 0.5, 0.0),
+        ("patches/kernel", 0.5, 0.5),
+        ("head/kernel", 1.0, 0.5),
+    ):
+        steps = np.abs(moved[name] + 1e-3 * ratio * decay * before[name])
+        assert np.median(steps) == pytest.approx(1e-3 * ratio, rel=2e-3)
 
 
 # Adapters --------------------------------------------------------------------------------------
@@ -260,7 +174,7 @@ def test_anchored_decay_pulls_an_adapter_toward_its_initial_value():
         kgo.Group("b", "**/lora_kernel_b", weight_decay=0.5, anchor=[np.zeros((2, 4))]),
         kgo.Group("a", "**/lora_kernel_a", weight_decay=0.5, anchor="initial"),
     ]
-    optimizer = sgd(groups, model=model, learning_rate=1.0)
+    optimizer = sgd(model, groups)
     before = weights(model)
     model.compile(optimizer=optimizer, loss=no_gradient)
     model.fit(np.ones((1, 4)), np.ones((1, 4)), verbose=0)
@@ -277,23 +191,18 @@ def test_anchored_decay_pulls_an_adapter_toward_its_initial_value():
 def test_muon_in_a_group_takes_the_step_of_muon_of_keras_alone():
     model = dense(hidden=8, head=3)
     groups = [kgo.Group("matrices", "hidden/kernel", rule="muon")]
-    optimizer = kgo.GroupedOptimizer(groups, model=model, rule="adam", learning_rate=0.01)
+    optimizer = sgd(model, groups, rule="adam", learning_rate=0.01)
+    muon = keras.optimizers.Muon(0.01, weight_decay=None)
     random = np.random.default_rng(0)
     gradients = [random.normal(size=v.shape).astype("float32") for v in model.trainable_variables]
     before = weights(model)
     alone = keras.Variable(before["hidden/kernel"], name="alone")
     for _ in range(3):
-        optimizer.apply(
-            [keras.ops.convert_to_tensor(g) for g in gradients], model.trainable_variables
-        )
-    muon = keras.optimizers.Muon(0.01, weight_decay=None)
-    for _ in range(3):
-        muon.apply([keras.ops.convert_to_tensor(gradients[0])], [alone])
+        tensors = [keras.ops.convert_to_tensor(gradient) for gradient in gradients]
+        optimizer.apply(tensors, model.trainable_variables)
+        muon.apply(tensors[:1], [alone])
     after = weights(model)
-    np.testing.assert_allclose(
-        after["hidden/kernel"], keras.ops.convert_to_numpy(alone), rtol=0, atol=1e-6
-    )
+    np.testing.assert_allclose(after["hidden/kernel"], numpy_of(alone), rtol=0, atol=1e-6)
     # Adam with equal gradients moves by the rate in every element.
-    np.testing.assert_allclose(
-        before["head/kernel"] - after["head/kernel"], 0.03 * np.sign(gradients[2]), rtol=1e-3
-    )
+    steps = before["head/kernel"] - after["head/kernel"]
+    np.testing.assert_allclose(steps, 0.03 * np.sign(gradients[2]), rtol=1e-3)

@@ -16,8 +16,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Steps skipped")
 PROGRAM = """
 import json, sys
 import keras, numpy, keras_groupopt
-import automatic_names, resumed_runs
-automatic_names.shift_names()
+import automatic_names, path_cases, resumed_runs
+path_cases.shift_automatic_names()
 model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="head")])
 optimizer = keras_groupopt.GroupedOptimizer(model=model, rule="adagrad")
 optimizer.build(model.trainable_variables)

@@ -6,7 +6,6 @@ import doctest
 import importlib
 import io
 import re
-from collections.abc import Callable
 from html.parser import HTMLParser
 from typing import Any
 
@@ -57,7 +56,7 @@ Group: "head" claims path("head")
 
 
 @pytest.mark.parametrize("module", ["compare", "figures", "html", "table"])
-def test_the_examples_in_the_docstrings_run(module: str) -> None:
+def test_the_examples_in_the_docstrings_run(module):
     results = doctest.testmod(importlib.import_module(f"keras_groupopt.plan.views.{module}"))
     assert results.attempted > 0
     assert results.failed == 0
@@ -67,7 +66,7 @@ def test_the_examples_in_the_docstrings_run(module: str) -> None:
 
 
 @given(st.lists(st.integers(0, 10**9), min_size=1, max_size=30))
-def test_shares_sum_to_the_whole_and_are_off_by_less_than_a_tenth(counts: list[int]) -> None:
+def test_shares_sum_to_the_whole_and_are_off_by_less_than_a_tenth(counts):
     tenths, total = shares(counts), sum(counts)
     assert sum(tenths) == (1000 if total else 0)
     for tenth, count in zip(tenths, counts, strict=True):
@@ -84,7 +83,7 @@ def test_shares_sum_to_the_whole_and_are_off_by_less_than_a_tenth(counts: list[i
         ([], "0.00 B"),
     ],
 )
-def test_unknown_memory_is_never_shown_as_known(sizes: list[int | None], expected: str) -> None:
+def test_unknown_memory_is_never_shown_as_known(sizes, expected):
     assert expected == memory_text([variable("w", state_bytes=size) for size in sizes])
 
 
@@ -98,12 +97,12 @@ def test_unknown_memory_is_never_shown_as_known(sizes: list[int | None], expecte
         ("bool", "16.00 B"),
     ],
 )
-def test_parameter_memory_follows_the_dtype(dtype: str, expected: str) -> None:
+def test_parameter_memory_follows_the_dtype(dtype, expected):
     figures = plan_figures(plan(group("a", variable("w", (4, 4), dtype=dtype))))
     assert dict(figures.totals)["Total params"] == f"16 ({expected})"
 
 
-def test_a_tiny_share_does_not_read_as_zero() -> None:
+def test_a_tiny_share_does_not_read_as_zero():
     large, small = variable("v", (10**4, 10**3)), variable("w", (1, 1))
     figures = plan_figures(plan(group("a", large), group("b", small)))
     assert [g.share for g in figures.groups] == ["100.0 %", "< 0.1 %"]
@@ -114,7 +113,7 @@ def shown_of(**options: Any) -> GroupFigures:
     return plan_figures(plan(group("a", variable("w", state_bytes=0), **options))).groups[0]
 
 
-def test_what_cannot_act_reads_as_not_set() -> None:
+def test_what_cannot_act_reads_as_not_set():
     frozen = shown_of(frozen=True, clipnorm=1.0)
     assert frozen.learning_rate == "frozen"
     shown = (frozen.weight_decay, frozen.anchor, frozen.excluded, frozen.memory, frozen.clipping)
@@ -124,12 +123,12 @@ def test_what_cannot_act_reads_as_not_set() -> None:
         assert (bare.weight_decay, bare.anchor, bare.excluded) == ("–", "–", "–")
 
 
-def test_a_decay_that_is_a_schedule_is_shown_as_its_text() -> None:
+def test_a_decay_that_is_a_schedule_is_shown_as_its_text():
     figures = shown_of(weight_decay="CosineDecay(0.1, 100)")
     assert (figures.weight_decay, figures.excluded) == ("CosineDecay(0.1, 100)", "0")
 
 
-def test_exclusions_are_named_once_where_all_groups_agree() -> None:
+def test_exclusions_are_named_once_where_all_groups_agree():
     alike = plan(group("a", variable("v")), group("b", variable("w")))
     assert ("Excluded from decay", EXCLUDED) in plan_figures(alike).settings
     alike["groups"][1]["exclude_from_decay"] = "rank(max=1)"
@@ -141,12 +140,12 @@ def test_exclusions_are_named_once_where_all_groups_agree() -> None:
 # Table
 
 
-def test_the_table_at_80_columns_is_this_text() -> None:
+def test_the_table_at_80_columns_is_this_text():
     assert printed(small_plan(), line_length=80, expand="head") == GOLDEN.rstrip("\n")
 
 
 @pytest.mark.parametrize("width", [72, 80, 100, 110, 120, 160])
-def test_every_line_fits_the_width_and_no_number_is_broken(width: int) -> None:
+def test_every_line_fits_the_width_and_no_number_is_broken(width):
     wide = plan(
         group("backbone", variable("b/w", (23_512, 1000), state_bytes=188_096_000)),
         group("a" * 40, variable("x/" * 60 + "kernel", (3, 3, 512, 512))),
@@ -160,12 +159,12 @@ def test_every_line_fits_the_width_and_no_number_is_broken(width: int) -> None:
     assert in_the_table.count("a") >= 40
 
 
-def test_clipping_is_mentioned_only_where_it_is_set() -> None:
+def test_clipping_is_mentioned_only_where_it_is_set():
     bare = plan(group("a", variable("w")), global_clipnorm=None)
     assert "lipping" not in printed(bare)
 
 
-def test_provisional_paths_are_pointed_out_with_the_remedy() -> None:
+def test_provisional_paths_are_pointed_out_with_the_remedy():
     assert "Pass `model=`" in printed(plan(provisional=True), line_length=120)
     assert "Pass `model=`" in to_html(plan(provisional=True))
 
@@ -180,15 +179,13 @@ def test_provisional_paths_are_pointed_out_with_the_remedy() -> None:
         (("stem", "backbone"), ["backbone", "stem"]),
     ],
 )
-def test_expand_lists_the_variables_of_these_groups(expand: Any, listed: list[str]) -> None:
+def test_expand_lists_the_variables_of_these_groups(expand, listed):
     text = printed(small_plan(), expand=expand)
     assert listed == re.findall(r'Group: "(\w+)"', text)
     assert ("head/kernel" in text) == ("head" in listed)
 
 
-def test_print_fn_gets_single_plain_lines_even_if_colours_are_forced(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_print_fn_gets_single_plain_lines_even_if_colours_are_forced(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     lines: list[str] = []
     summary(small_plan(), print_fn=lines.append, expand=True)
@@ -196,7 +193,7 @@ def test_print_fn_gets_single_plain_lines_even_if_colours_are_forced(
     assert not [line for line in lines if "\x1b" in line or "\n" in line or line != line.rstrip()]
 
 
-def test_a_terminal_gets_colours_and_dimmed_frozen_rows_and_a_pipe_gets_none() -> None:
+def test_a_terminal_gets_colours_and_dimmed_frozen_rows_and_a_pipe_gets_none():
     terminal = Console(
         file=io.StringIO(), width=80, force_terminal=True, color_system="256", highlight=False
     )
@@ -211,14 +208,12 @@ def test_a_terminal_gets_colours_and_dimmed_frozen_rows_and_a_pipe_gets_none() -
     assert plain == without_codes
 
 
-def test_without_arguments_the_summary_goes_to_standard_output(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_without_arguments_the_summary_goes_to_standard_output(capsys):
     summary(small_plan())
     assert capsys.readouterr().out.startswith("Plan: 3 groups, 5 variables\n")
 
 
-def test_a_console_that_writes_ascii_only_gets_ascii() -> None:
+def test_a_console_that_writes_ascii_only_gets_ascii():
     raw = io.BytesIO()
     stream = io.TextIOWrapper(raw, encoding="ascii")
     summary(plan(group("größe", variable("w"))), console=Console(file=stream, width=80))
@@ -227,7 +222,7 @@ def test_a_console_that_writes_ascii_only_gets_ascii() -> None:
 
 
 @pytest.mark.parametrize("name", ["[bold]x[/]", "[/]", ":smile:", "a\x1b[31mb", "a\nb", "<b>&"])
-def test_names_are_shown_as_they_are_and_never_obeyed(name: str) -> None:
+def test_names_are_shown_as_they_are_and_never_obeyed(name):
     text = printed(plan(group(name, variable(name + "/kernel"))), expand=True, line_length=120)
     shown = name.replace("\x1b", "\\x1b").replace("\n", "\\n")
     assert f'Group: "{shown}"' in text
@@ -243,18 +238,18 @@ def test_names_are_shown_as_they_are_and_never_obeyed(name: str) -> None:
         ({"console": Console()}, r"`print_fn` and `console` must not be given together"),
     ],
 )
-def test_wrong_arguments_are_refused_with_the_remedy(options: dict[str, Any], message: str) -> None:
+def test_wrong_arguments_are_refused_with_the_remedy(options, message):
     with pytest.raises(ValueError, match=message):
         printed(small_plan(), **options)
 
 
 @pytest.mark.parametrize("view", [printed, to_html, lambda p: compare(p, p)])
-def test_a_plan_of_another_format_is_refused(view: Callable[[dict[str, Any]], object]) -> None:
+def test_a_plan_of_another_format_is_refused(view):
     with pytest.raises(ValueError, match=r"must be a plan of format 1.*Received: format=2"):
         view(small_plan() | {"format": 2})
 
 
-def test_an_empty_plan_can_be_shown() -> None:
+def test_an_empty_plan_can_be_shown():
     for view in (printed, to_html):
         assert "0 groups, 0 variables" in view(plan())
         assert "1 group, 0 variables" in view(plan(group("a")))
@@ -295,14 +290,14 @@ def hostile(name: str) -> dict[str, Any]:
 
 
 @given(st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1))
-def test_no_text_of_a_user_becomes_markup(name: str) -> None:
+def test_no_text_of_a_user_becomes_markup(name):
     checked, harmless = Checker(to_html(hostile(name))), Checker(to_html(hostile("a")))
     assert harmless.tags == checked.tags
     assert {"class"} == checked.attributes
     assert name in checked.texts
 
 
-def test_the_html_unfolds_every_group_and_suits_any_theme_without_anything_from_outside() -> None:
+def test_the_html_unfolds_every_group_and_suits_any_theme_without_anything_from_outside():
     html = to_html(small_plan())
     checked = Checker(html)
     assert checked.tags.count("details") == 3
@@ -313,7 +308,7 @@ def test_the_html_unfolds_every_group_and_suits_any_theme_without_anything_from_
     assert not re.search(r"<script|<link|<img|https?:|url\(|@import", html)
 
 
-def test_a_very_large_group_is_cut_and_says_so() -> None:
+def test_a_very_large_group_is_cut_and_says_so():
     html = to_html(plan(group("a", *(variable(f"w{i}") for i in range(MOST_LISTED + 7)))))
     assert f"w{MOST_LISTED - 1}<" in html
     assert f"w{MOST_LISTED}<" not in html

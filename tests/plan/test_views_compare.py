@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -45,7 +44,7 @@ DECISIONS = [
 
 
 @pytest.mark.parametrize("at", DECISIONS, ids=lambda at: ".".join(map(str, at)))
-def test_any_single_change_is_found_in_both_directions(at: tuple[Any, ...]) -> None:
+def test_any_single_change_is_found_in_both_directions(at):
     old = small_plan()
     new = changed_at(old, at)
     for before, after in ((old, new), (new, old)):
@@ -55,7 +54,7 @@ def test_any_single_change_is_found_in_both_directions(at: tuple[Any, ...]) -> N
         assert difference.first(1)
 
 
-def test_every_option_of_a_plan_is_among_the_changes_tried() -> None:
+def test_every_option_of_a_plan_is_among_the_changes_tried():
     tried = {at[-1] for at in DECISIONS}
     rule_arguments = {"beta_1"}
     options = set(small_plan()["options"])
@@ -63,7 +62,7 @@ def test_every_option_of_a_plan_is_among_the_changes_tried() -> None:
 
 
 @given(st.data())
-def test_no_order_makes_a_difference(data: st.DataObject) -> None:
+def test_no_order_makes_a_difference(data):
     old, new = small_plan(), small_plan()
     new["groups"] = data.draw(st.permutations(new["groups"]))
     for record in new["groups"]:
@@ -71,7 +70,7 @@ def test_no_order_makes_a_difference(data: st.DataObject) -> None:
     assert not compare(old, new)
 
 
-def test_memory_provenance_and_a_trip_through_json_make_no_difference() -> None:
+def test_memory_provenance_and_a_trip_through_json_make_no_difference():
     old = small_plan()
     old["groups"][0]["variables"][0]["shape"] = (3, 3, 3, 16)
     new = json.loads(json.dumps(small_plan() | {"provisional": True}))
@@ -91,7 +90,7 @@ def at(plan: dict[str, Any], group: int, variable: int | None = None) -> dict[st
 
 
 LION = {"rule_arguments": {"beta_1": 0.9, "use_ema": None}, "clipnorm": None}
-EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], list[str]]] = {
+EDITS = {
     "rename": (
         lambda new: at(new, 1).update(name="top"),
         [
@@ -133,9 +132,7 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], Any], list[str]]] = {
 
 
 @pytest.mark.parametrize(("edit", "lines"), EDITS.values(), ids=EDITS)
-def test_a_difference_reads_as_what_happened(
-    edit: Callable[[dict[str, Any]], Any], lines: list[str]
-) -> None:
+def test_a_difference_reads_as_what_happened(edit, lines):
     new = small_plan()
     edit(new)
     difference = compare(small_plan(), new)
@@ -143,7 +140,7 @@ def test_a_difference_reads_as_what_happened(
     assert len(lines) == len(difference.first(100))
 
 
-def test_many_variables_changed_alike_share_one_line() -> None:
+def test_many_variables_changed_alike_share_one_line():
     paths = [f"block/w{i}" for i in range(200)]
     old = plan(group("a", *map(variable, paths)), group("b"))
     new = plan(group("a"), group("b", *map(variable, paths)))
@@ -154,7 +151,7 @@ def test_many_variables_changed_alike_share_one_line() -> None:
     ]
 
 
-def test_paths_that_occur_twice_are_paired_by_what_is_equal() -> None:
+def test_paths_that_occur_twice_are_paired_by_what_is_equal():
     first, second = variable("dense/kernel", (2, 2)), variable("dense/kernel", (5, 5))
     old, new = plan(group("a", first, second)), plan(group("a", second, first))
     assert not compare(old, new)

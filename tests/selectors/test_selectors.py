@@ -429,31 +429,22 @@ def test_a_bad_argument_gets_the_rule_and_what_was_received(make, error, message
 # Objects
 
 
-def test_a_layer_is_chosen_by_the_identity_of_its_weights():
-    kernel, bias, other = (FakeVariable(name) for name in ("a/kernel", "a/bias", "b/kernel"))
-    among = holding(kernel, bias, other)
-    assert chosen(layer(FakeLayer("a", kernel, bias)), among) == ["a/kernel", "a/bias"]
-    assert layer(FakeLayer("a", kernel)).describe() == 'layer("a")'
-
-
-def test_variables_are_chosen_by_identity():
-    kernel, twin = FakeVariable("a/kernel"), FakeVariable("b/kernel")
-    among = holding(kernel, twin)
+def test_layers_and_variables_are_chosen_by_identity_and_written_only_with_a_catalog():
+    kernel, bias, twin = (FakeVariable(name) for name in ("a/kernel", "a/bias", "b/kernel"))
+    among = holding(kernel, bias, twin)
+    layer_a = layer(FakeLayer("a", kernel, bias))
+    assert chosen(layer_a, among) == ["a/kernel", "a/bias"]
+    assert layer_a.describe() == 'layer("a")'
     selector = variables(twin)
     assert chosen(selector, among) == ["b/kernel"]
     assert selector.get_config(among) == {"selector": "variables", "paths": ["b/kernel"]}
-    assert selector == variables(twin)
-    assert selector != variables(kernel)
-    with pytest.raises(ValueError, match="'c/kernel', which is none of its 2"):
+    assert selector == variables(twin) != variables(kernel)
+    with pytest.raises(ValueError, match="'c/kernel', which is none of its 3"):
         variables(kernel, FakeVariable("c/kernel")).resolve(among)
-
-
-def test_a_layer_held_as_an_object_is_written_only_with_a_catalog():
-    kernel = FakeVariable("a/kernel")
-    for selector in (layer(FakeLayer("a", kernel)), variables(kernel)):
-        assert selector.is_serializable()
+    for held in (layer_a, selector):
+        assert held.is_serializable()
         with pytest.raises(ValueError, match="Pass the catalog"):
-            selector.get_config()
+            held.get_config()
 
 
 def test_a_layer_that_is_no_layer_of_the_model_is_written_as_its_variables():

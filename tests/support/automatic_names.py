@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from pathlib import Path
 from typing import Any
@@ -10,28 +9,20 @@ from typing import Any
 import keras
 import numpy as np
 from chosen_gradients import groups_of, mean_output, weights
+from models import arrays
 
 import keras_groupopt as kgo
 
 
-def shift_names() -> None:
-    """Makes and deletes layers, models and optimizers, as a notebook would have done before."""
-    for _ in range(3):
-        keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), keras.layers.Dense(3)])
-        keras.layers.BatchNormalization()
-        keras.optimizers.SGD()
-    gc.collect()
-
-
 def make_model() -> keras.Model:
     """Two towers from the same code and a head, added up; all weights 0."""
-    zeros = {"kernel_initializer": "zeros"}
+
+    def dense() -> keras.Layer:
+        return keras.layers.Dense(1, kernel_initializer="zeros")
+
     inputs = keras.Input((1,))
-    outputs = [
-        keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, **zeros)])(inputs)
-        for _ in range(2)
-    ]
-    outputs += [keras.layers.Dense(1, **zeros)(inputs) for _ in range(2)]
+    outputs = [keras.Sequential([keras.Input((1,)), dense()])(inputs) for _ in range(2)]
+    outputs += [dense()(inputs) for _ in range(2)]
     return keras.Model(inputs, keras.layers.Add()(outputs))
 
 
@@ -65,28 +56,21 @@ def report(model: keras.Model) -> dict[str, Any]:
     optimizer = model.optimizer
     config = optimizer.get_config()
     config.pop("name")  # automatic too
-    return json.loads(
-        json.dumps(
-            {
-                "groups": groups_of(optimizer),
-                "plan": optimizer.plan.to_dict(),
-                "config": config,
-                "state": optimizer_state(optimizer),
-                "weights": weights(model),
-                "names": [layer.name for layer in model.layers],
-            }
-        )
-    )
-
-
-def optimizer_state(optimizer: Any) -> list[Any]:
-    return [np.array(keras.ops.convert_to_numpy(v)).tolist() for v in optimizer.variables]
+    found = {
+        "groups": groups_of(optimizer),
+        "plan": optimizer.plan.to_dict(),
+        "config": config,
+        "state": [value.tolist() for value in arrays(optimizer.variables)],
+        "weights": weights(model),
+        "names": [layer.name for layer in model.layers],
+    }
+    return json.loads(json.dumps(found))
 
 
 def continued(path: Path | str) -> dict[str, Any]:
     """The report after two more steps of a saved model, or of saved weights."""
     if str(path).endswith(".keras"):
-        model = keras.models.load_model(path, custom_objects={"mean_output": mean_output})
+        model = keras.models.load_model(path)
     else:
         model = make_model()
         model.compile(optimizer=make_optimizer(model), loss=mean_output)

@@ -5,6 +5,7 @@ Every case can be saved and loaded; `test_walk.py` and the process it starts bot
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +41,8 @@ def shift_automatic_names() -> None:
             cls()
         backbone()
         keras.Variable(0.0)
+        keras.optimizers.SGD()
+    gc.collect()
 
 
 def case(

@@ -134,13 +134,11 @@ def shared():
 
 def with_auxiliary_head():
     inputs = keras.Input((8, 8, 3))
-    x = layers.Conv2D(2, 3, padding="same", name="a")(inputs)
-    side = layers.Dense(2, name="side")(layers.GlobalAveragePooling2D()(x))
-    x = layers.Conv2D(2, 3, padding="same", name="b")(x)
-    x = layers.Conv2D(2, 3, padding="same", name="c")(x)
-    return keras.Model(
-        inputs, [layers.Dense(2, name="head")(layers.GlobalAveragePooling2D()(x)), side]
-    )
+    first, *others = (layers.Conv2D(2, 3, padding="same", name=name) for name in "abc")
+    middle = first(inputs)
+    ends = {"head": others[1](others[0](middle)), "side": middle}
+    outputs = [layers.Dense(2, name=n)(layers.GlobalAveragePooling2D()(x)) for n, x in ends.items()]
+    return keras.Model(inputs, outputs)
 
 
 def recurrent():

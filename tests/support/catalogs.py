@@ -20,19 +20,13 @@ def variable(
 ) -> VariableInfo:
     """A variable whose layers follow from its path; `classes` and `raw_names` are by layer path."""
     *above, name = path.split("/")
-    layers = []
-    for level, layer_name in enumerate(above):
-        layer_path = "/".join(above[: level + 1])
-        raw_name = (raw_names or {}).get(layer_path, layer_name)
-        layers.append(
-            LayerInfo(
-                layer_name,
-                layer_path,
-                (classes or {}).get(layer_path, ()),
-                raw_name=raw_name,
-                automatic=layer_path in (raw_names or {}),
-            )
+    classes, raw = classes or {}, raw_names or {}
+    layers = [
+        LayerInfo(layer, at, classes.get(at, ()), raw_name=raw.get(at, layer), automatic=at in raw)
+        for layer, at in (
+            (above[end - 1], "/".join(above[:end])) for end in range(1, 1 + len(above))
         )
+    ]
     return VariableInfo(
         path,
         name,

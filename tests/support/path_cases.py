@@ -31,7 +31,7 @@ CASES: list[Case] = []
 
 
 def shift_automatic_names() -> None:
-    """Makes layers of many classes, so that Keras' next automatic names carry other numbers."""
+    """Makes and drops layers of many classes: Keras' next automatic names carry other numbers."""
     for _ in range(3):
         for cls in (layers.Dense, layers.LSTM, layers.LSTMCell, layers.GRUCell, TransformerBlock):
             cls(**({} if cls is TransformerBlock else {"units": 1}))

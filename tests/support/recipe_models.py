@@ -17,7 +17,6 @@ class Tokens(layers.Layer):
     def build(self, shape: Any) -> None:
         self.token = self.add_weight((1, 1, shape[-1]), name="class_token")
         self.positions = self.add_weight((1, shape[1] + 1, shape[-1]), name="positions")
-        self.built = True
 
     def call(self, x: Any) -> Any:
         token = ops.broadcast_to(self.token, (ops.shape(x)[0], 1, x.shape[-1]))
@@ -37,7 +36,6 @@ class Attention(layers.Layer):
         )
         for dense in (self.queries, self.values, self.out):
             dense.build(shape)
-        self.built = True
 
     def call(self, x: Any) -> Any:
         scores = ops.softmax(ops.matmul(self.queries(x), ops.swapaxes(x, 1, 2)))
@@ -54,7 +52,6 @@ class Block(layers.Layer):
         self.mlp = layers.Dense(shape[-1], activation="gelu", name="mlp")
         for part in (self.norm, self.attention, self.mlp):
             part.build(shape)
-        self.built = True
 
     def call(self, x: Any) -> Any:
         x = x + self.attention(self.norm(x))
@@ -67,7 +64,6 @@ class Scale(layers.Layer):
 
     def build(self, shape: Any) -> None:
         self.gamma = self.add_weight((shape[-1],), name="gamma", initializer="ones")
-        self.built = True
 
     def call(self, x: Any) -> Any:
         return x * self.gamma
@@ -193,7 +189,6 @@ class Positions(layers.Layer):
 
     def build(self, shape: Any) -> None:
         self.table = self.add_weight((9, shape[-1]), name="table")
-        self.built = True
 
     def call(self, x: Any) -> Any:
         return ops.broadcast_to(self.table[: x.shape[1]], ops.shape(x))

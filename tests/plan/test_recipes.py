@@ -76,8 +76,7 @@ def test_the_backbone_moves_slowly_toward_its_anchor_and_the_head_as_told():
     moved = changed(model, kgo.GroupedOptimizer(groups, model=model, rule="sgd"))
     trained = {info.path for info in describe_model(model) if info.trainable}
     assert {path for path in trained if moved[path]} == {"head/kernel", "head/bias"}
-    frozen = recipes.backbone_and_head(models.vit(), frozen=True)
-    assert frozen[0].frozen
+    assert recipes.backbone_and_head(models.vit(), frozen=True)[0].frozen
 
 
 # discriminative --------------------------------------------------------------------------------

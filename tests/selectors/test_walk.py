@@ -84,12 +84,7 @@ def test_the_catalog_is_in_the_order_of_the_model_and_says_what_each_variable_sa
         assert info.path == "/".join([*(layer.name for layer in info.layers), info.name])
         assert weight.path in (info.path, *info.aliases)
     assert {info.path: info.places[1:] for info in catalog if info.places[1:]} == case.shared
-
-
-@each_case
-def test_a_layer_and_its_path_choose_the_same_variables(case):
-    model = case.make()
-    catalog = describe_model(model)
+    # A layer and its path choose the same variables.
     for layer in model._flatten_layers(include_self=False):
         if layer.weights:
             config = selectors.layer(layer).get_config(catalog)
@@ -127,12 +122,13 @@ def test_the_classes_of_a_layer_are_named_up_to_keras_layer():
     assert nested.class_names == ("Functional", "Model")
 
 
-def test_a_model_that_is_not_built_asks_for_it():
+def test_only_a_model_or_layer_is_described_and_it_must_be_built():
+    with pytest.raises(TypeError, match=r"`model` must be a Keras model.*type dict"):
+        describe_model({"model": None})
     model = keras.Sequential([layers.Dense(2), layers.Dense(3, name="head")], name="net")
-    with pytest.raises(
-        ValueError, match=r"`model` must .*'net'.*for 'dense', 'head'. Call `model\.b"
-    ):
+    with pytest.raises(ValueError, match=r"must .*'net'.*for 'dense', 'head'. Call `model\.build"):
         describe_model(model)
+    assert describe_model(built(layers.Dense(2))).paths == ("kernel", "bias")
 
 
 def test_a_model_of_built_layers_that_was_never_called_is_described():
@@ -144,23 +140,14 @@ def test_a_model_of_built_layers_that_was_never_called_is_described():
     assert describe_model(model).paths[:3] == ("head/kernel", "head/bias", "backbone/stem/kernel")
 
 
-def test_the_model_itself_means_everything_in_it():
-    model = path_cases.functional_in_sequential()
-    catalog = describe_model(model)
-    selector = selectors.layer(model)
-    assert selector.resolve(catalog) == catalog.everything
-    again = selectors.Selector.from_config(selector.get_config(catalog))
-    assert again == selectors.everything()
-
-
-def test_a_list_of_layers_covers_the_layers_nested_in_them():
+def test_a_model_means_everything_in_it_and_a_list_of_layers_all_that_is_nested_in_them():
     parts = [path_cases.backbone("backbone"), layers.ReLU(), layers.Dense(2, name="head")]
     model = keras.Sequential([keras.Input((4,)), layers.Dense(4, name="first"), *parts])
     catalog = describe_model(model)
-    first = selectors.as_selector(model.layers[0]).resolve(catalog)
-    others = selectors.as_selector(model.layers[1:])
-    assert first.isdisjoint(others.resolve(catalog))
-    assert first | others.resolve(catalog) == catalog.everything
+    whole, first, others = map(selectors.as_selector, (model, model.layers[0], model.layers[1:]))
+    assert whole.resolve(catalog) == catalog.everything
+    assert selectors.Selector.from_config(whole.get_config(catalog)) == selectors.everything()
+    assert catalog.everything - others.resolve(catalog) == first.resolve(catalog)
     config = others.get_config(catalog)
     assert config == {"selector": "layer", "layers": ["backbone", "head"]}
 
@@ -170,10 +157,8 @@ def test_the_parameters_of_a_torch_module_are_numbered(backend):
     import torch
 
     keras.Variable(0.0)
-    model = keras.Sequential(
-        [keras.Input((4,)), keras.layers.TorchModuleWrapper(torch.nn.Linear(4, 2))]
-    )
-    catalog = describe_model(model)
+    wrapped = layers.TorchModuleWrapper(torch.nn.Linear(4, 2))
+    catalog = describe_model(keras.Sequential([keras.Input((4,)), wrapped]))
     assert catalog.paths == ("torch_module_wrapper/variable", "torch_module_wrapper/variable_1")
     with pytest.warns(UserWarning, match="'variable_2'.*'torch_module_wrapper/variable_1'"):
         selectors.path("variable_2").resolve(catalog)
@@ -191,15 +176,6 @@ def test_a_layer_that_is_not_built_is_named_when_it_is_asked_for():
             selector.resolve(catalog)
 
 
-def test_only_a_model_or_layer_is_described():
-    with pytest.raises(TypeError, match=r"`model` must be a Keras model.*type dict"):
-        describe_model({"model": None})
-
-
-def test_a_single_layer_can_be_described():
-    assert describe_model(built(layers.Dense(2))).paths == ("kernel", "bias")
-
-
 def test_quantised_layers_keep_their_paths(tmp_path):
     model = path_cases.functional_in_sequential()
     model.get_layer("head").quantize("int8")
@@ -210,17 +186,8 @@ def test_quantised_layers_keep_their_paths(tmp_path):
     assert describe_model(keras.models.load_model(tmp_path / "model.keras")).infos == catalog.infos
 
 
-class Pair(layers.Layer):
-    """Holds the next layer twice, each time under a layer of its own."""
-
-    def __init__(self, below, **kwargs):
-        super().__init__(**kwargs)
-        self.sides = [Side(below, name=side) for side in ("left", "right")]
-        self.built = True
-
-
-class Side(layers.Layer):
-    def __init__(self, below, **kwargs):
+class Holder(layers.Layer):
+    def __init__(self, *below, **kwargs):
         super().__init__(**kwargs)
         self.below = below
         self.built = True
@@ -229,11 +196,11 @@ class Side(layers.Layer):
 def test_the_places_of_a_variable_do_not_multiply_without_end():
     layer = built(layers.Dense(1, name="dense"))
     for level in range(10):
-        layer = Pair(layer, name=f"level_{level}")
+        sides = [Holder(layer, name=side) for side in ("left", "right")]
+        layer = Holder(*sides, name=f"level_{level}")
     info = describe_model(layer)[0]
-    assert info.path == "/".join(
-        [*(f"left/level_{n}" for n in range(8, -1, -1)), "left/dense/kernel"]
-    )
+    above = [f"left/level_{level}" for level in range(8, -1, -1)]
+    assert info.path == "/".join([*above, "left/dense/kernel"])
     assert len(info.places) == 256  # of 1024
 
 
@@ -246,10 +213,8 @@ def test_a_subclass_may_list_weights_that_it_does_not_hold():
             return [*super().weights, *foreign.weights]
 
     model = Borrowing([keras.Input((4,)), layers.Dense(2, name="own")])
-    assert describe_model(model).paths == (
-        *("own/kernel", "own/bias"),
-        *("foreign/kernel", "foreign/bias"),
-    )
+    paths = ("own/kernel", "own/bias", "foreign/kernel", "foreign/bias")
+    assert describe_model(model).paths == paths
 
 
 @pytest.mark.backends("tensorflow", "torch", reason="JAX compiles an initializer for every shape")
@@ -311,11 +276,9 @@ def test_what_keras_gives_one_path_is_told_apart():
 
 
 def test_a_layer_is_found_by_its_weights_without_a_model():
-    backbone = path_cases.backbone("backbone")
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, layers.Dense(2, name="head")(backbone(inputs)))
+    model = path_cases.functional_in_sequential()
     catalog = describe_variables(model.trainable_variables)
-    assert chosen(selectors.layer(backbone), catalog) == [
+    assert chosen(selectors.layer(model.layers[0]), catalog) == [
         *("stem/kernel", "stem/bias", "dense/kernel", "dense/bias"),
         *("dense_1/kernel", "dense_1/bias"),
     ]

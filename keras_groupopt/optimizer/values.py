@@ -53,7 +53,7 @@ def learning_rates(optimizer: Any) -> dict[str, Tensor]:
     base = ops.cast(optimizer.learning_rate, "float32")
     at = ops.convert_to_tensor(optimizer.iterations)
     with built.in_run():
-        return {group.name: group.rate(base, at) for group in built.groups if not group.frozen}
+        return {group.name: built.rate_of(group, base, at) for group in built.moving_groups}
 
 
 def learning_rate_ratios(optimizer: Any) -> dict[str, Tensor]:

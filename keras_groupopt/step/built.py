@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
+
+from keras import ops
 
 from keras_groupopt import backend
 from keras_groupopt.base.dtypes import bytes_of
@@ -23,6 +25,8 @@ from keras_groupopt.step.measurements import Measurements
 from keras_groupopt.step.nonfinite import Guard
 from keras_groupopt.step.run_length import RunLength, is_needed
 from keras_groupopt.step.state_keys import ANCHOR, AVERAGE
+
+Tensor = Any
 
 # What `remember` puts back, beside what each piece of state puts back itself.
 _NOTES = (
@@ -78,6 +82,8 @@ class BuiltOptimizer:
         self.digest = 0
         # What steps measure on request.
         self.measurements: Measurements | None = None
+        # In a sweep, the variable with the rate of each group that moves, by name.
+        self.swept_rates: Mapping[str, Any] = {}
 
         defaults = plan.defaults
         steps = defaults.gradient_accumulation_steps
@@ -245,8 +251,8 @@ class BuiltOptimizer:
     @property
     def passing_variables(self) -> list[Any]:
         """What a compiled step uses for a while; it is not part of the state to save."""
-        swept = [group.swept for group in self.groups if group.swept is not None]
-        return swept if self.measurements is None else [*self.measurements.variables, *swept]
+        measured = () if self.measurements is None else self.measurements.variables
+        return [*measured, *self.swept_rates.values()]
 
     @property
     def rule_variables(self) -> list[Any]:
@@ -272,6 +278,32 @@ class BuiltOptimizer:
         return sizes
 
     # Run ----------------------------------------------------------------------------------------
+
+    def rate_of(self, group: BuiltGroup, base: Tensor, step: Tensor) -> Tensor:
+        """Returns the rate at which a step moves a group, a float32 scalar.
+
+        Args:
+            group: The group.
+            base: The base rate.
+            step: The optimizer step.
+        """
+        swept = self.swept_rates.get(group.name)
+        return group.rate(base, step) if swept is None else ops.convert_to_tensor(swept)
+
+    @contextlib.contextmanager
+    def sweep(self, rates: Mapping[str, Any]) -> Iterator[None]:
+        """Returns a block in which groups move at the rates of a sweep.
+
+        A step that is compiled within the block reads the rates from the variables.
+
+        Args:
+            rates: A float32 variable for each group that moves, by the group's name.
+        """
+        self.swept_rates = rates
+        try:
+            yield
+        finally:
+            self.swept_rates = {}
 
     def taken(self) -> int:
         """Returns how many steps, or micro-batches, were not skipped so far; reads the device."""

@@ -68,8 +68,6 @@ class BuiltGroup(Kept):
         self.scalars: dict[str, Scalar] = {}
         # Anchors given as arrays are not in a config: until state is loaded they are unknown.
         self.anchors_unknown = False
-        # A rate in place of what is declared, for the length of a sweep.
-        self.swept: Any = None
         if self.frozen:
             return
         self.clipping = (group.clipnorm, group.global_clipnorm, group.clipvalue)
@@ -231,9 +229,7 @@ class BuiltGroup(Kept):
         return self.planned.group.learning_rate is None
 
     def rate(self, base: Tensor, step: Tensor) -> Tensor:
-        """Returns the group's rate at `step`, a float32 scalar."""
-        if self.swept is not None:
-            return ops.convert_to_tensor(self.swept)
+        """Returns the declared rate of the group at `step`, a float32 scalar."""
         own = self.planned.group.learning_rate
         if isinstance(own, FromBase):
             base = own.function(base)
@@ -247,13 +243,13 @@ class BuiltGroup(Kept):
         return [(own, gradient) for (own, _), gradient in zip(pairs, clipped, strict=True)]
 
     def update(
-        self, pairs: Sequence[Pair], base: Tensor, step: Tensor, scale: Tensor | None = None
+        self, pairs: Sequence[Pair], rate: Tensor, step: Tensor, scale: Tensor | None = None
     ) -> None:
         """Lets weights decay, and moves them by the rule.
 
         Args:
             pairs: Variables of the group and their gradients, as the group clipped them.
-            base: The base rate.
+            rate: The group's rate, a float32 scalar.
             step: The optimizer step.
             scale: The factor of the clip over all groups. Default: 1.
 
@@ -269,7 +265,7 @@ class BuiltGroup(Kept):
         if self._is_accumulated:
             # Means are wider than weights of low precision, which not every rule expects.
             pairs = [(own, ops.cast(g, own.variable.dtype)) for own, g in pairs]
-        rates = self._rates(self.rate(base, step), step)
+        rates = self._rates(rate, step)
         decays = "weight_decay" in self.scalars
         weight_decay = self.scalars["weight_decay"].at(step) if decays else None
         made: dict[Any, Any] = {}

@@ -310,7 +310,7 @@ class Step:
             kept.note_clipping(found.came, scale)
         for group in built.moving_groups:
             if group in clipped:
-                group.update(clipped[group], base, at, scale)
+                group.update(clipped[group], built.rate_of(group, base, at), at, scale)
             else:
                 group.skip(at)
         return before

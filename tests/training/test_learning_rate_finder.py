@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import keras_groupopt as kgo
+from keras_groupopt.base.unwrap import unwrap
 from keras_groupopt.plan.views import finder_result
 
 layers = keras.layers
@@ -71,6 +72,9 @@ def everything(model: keras.Model) -> dict[str, Any]:
         import torch
 
         found["torch"] = torch.get_rng_state().numpy().tobytes()
+    optimizer = unwrap(model.optimizer)
+    if isinstance(optimizer, kgo.GroupedOptimizer):
+        found["rates"] = {name: float(rate) for name, rate in optimizer.learning_rates.items()}
     found["compiled"] = id(model.train_function)
     found["history"] = id(getattr(model, "history", None))
     return found
@@ -239,6 +243,19 @@ def test_losses_are_those_after_a_step_at_each_rate(groups, steps, ratios, own):
         assert curve.losses == pytest.approx(losses, rel=1e-5)
         assert curve.losses == curve.raw_losses
         assert not curve.diverged
+
+
+def test_groups_move_at_the_rates_of_a_sweep_within_its_block_and_at_their_own_after_it():
+    model = quadratic(BOTH)
+    optimizer, weights = model.optimizer, model.trainable_variables
+    optimizer.build(weights)
+    ones = [keras.ops.ones(weight.shape) for weight in weights]
+    rates = {name: keras.Variable(rate) for name, rate in {"a": 3.0, "b": 2.0}.items()}
+    with optimizer._built.sweep(rates):
+        optimizer.apply(ones, weights)
+    assert [array[0, 0] for array in models.arrays(model)] == [-3.0, -2.0]
+    optimizer.apply(ones, weights)
+    assert [array[0, 0] for array in models.arrays(model)] == [-3.25, -2.5]
 
 
 def test_what_is_found_does_not_depend_on_the_declared_base():

@@ -58,14 +58,16 @@ class GroupRates:
     def __init__(self, optimizer: GroupedOptimizer) -> None:
         self._optimizer = optimizer
         self._built = optimizer._require_built("LearningRateFinder")
-        self._moving = [g for g in self._built.groups if not g.frozen and g.members]
-        self.groups = tuple(group.name for group in self._moving)
+        moving = [group for group in self._built.moving_groups if group.members]
+        self.groups = tuple(group.name for group in moving)
         # By group, the factor of the base rate, and the rate if it does not follow the base.
         self._rates: dict[str, tuple[float, float]] = {}
+        # The variables that a compiled step reads the rates from, by group.
+        self._swept: dict[str, Any] = {}
         with self._no_run(), optimizer._in_run():
             base = ops.cast(optimizer.learning_rate, "float32")
             at = ops.convert_to_tensor(optimizer.iterations)
-            for group in self._moving:
+            for group in moving:
                 if group.follows_base:
                     ratio = group.scalars["learning_rate_ratio"].at(at)
                     self._rates[group.name] = (backend.on_host(ratio), 0.0)
@@ -96,27 +98,25 @@ class GroupRates:
         """Returns a block in which rates can be set, with a compiled step that reads them."""
         before = model.train_function
         with checkpoint.beside_weights(), backend.on_devices_of([self._optimizer.iterations]):
-            for group in self._moving:
-                group.swept = keras.Variable(
+            self._swept = {
+                group: keras.Variable(
                     0.0,
                     dtype="float32",
                     trainable=False,
                     aggregation="only_first_replica",
                     name="swept_rate",
                 )
+                for group in self.groups
+            }
         try:
             model.train_function = None
-            with self._no_run():
+            with self._built.sweep(self._swept), self._no_run():
                 yield
         finally:
-            for group in self._moving:
-                group.swept = None
             model.train_function = before
 
     def set(self, curve: str | None, rate: float) -> None:
         """Sets the rate of one group, while the others stand still, or for `None` the base."""
-        for group in self._moving:
-            factor, own = self._rates[group.name]
-            if curve is not None:
-                factor, own = float(group.name == curve), 0.0
-            group.swept.assign(rate * factor + own)
+        for group, variable in self._swept.items():
+            factor, own = self._rates[group] if curve is None else (float(group == curve), 0.0)
+            variable.assign(rate * factor + own)

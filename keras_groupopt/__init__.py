@@ -75,10 +75,10 @@ from keras_groupopt.training.callbacks.use_averaged_weights import (
 from keras_groupopt.training.gradient_rule import GradientRule as GradientRule
 from keras_groupopt.training.gradient_rule import Hyperparameter as Hyperparameter
 from keras_groupopt.training.gradient_rule import SingleGradient as SingleGradient
-from keras_groupopt.training.model import SharpnessAware as SharpnessAware
 from keras_groupopt.training.model import SharpnessAwareModel as SharpnessAwareModel
 from keras_groupopt.training.model import SharpnessAwareSequential as SharpnessAwareSequential
 from keras_groupopt.training.model import sharpness_aware as sharpness_aware
+from keras_groupopt.training.sharpness_aware import SharpnessAware as SharpnessAware
 from keras_groupopt.training.sharpness_rules import ASAM as ASAM
 from keras_groupopt.training.sharpness_rules import GSAM as GSAM
 from keras_groupopt.training.sharpness_rules import SAM as SAM

@@ -262,6 +262,25 @@ def check_made(rule: GradientRule) -> None:
         )
 
 
+def check_rule(rule: Any, argument: str = "gradient_rule") -> None:
+    """Refuses what is not a gradient rule, and a rule whose `__init__` is not complete.
+
+    Raises:
+        TypeError: If it is refused.
+    """
+    if not isinstance(rule, GradientRule):
+        swapped = isinstance(rule, keras.Model)
+        example = rule.__name__ if isinstance(rule, type) else "kgo.SAM"
+        advice = (
+            "Swap the arguments." if swapped else f"Pass an instance, such as `{example}(...)`."
+        )
+        raise TypeError(
+            f"`{argument}` must be a `kgo.GradientRule`. Received: "
+            f"{argument}={rule!r} of type {type(rule).__name__}. {advice}"
+        )
+    check_made(rule)
+
+
 @keras.saving.register_keras_serializable(package="keras_groupopt")
 class SingleGradient(GradientRule):
     """The unchanged gradient of the batch: ordinary training, in one pass.

@@ -229,9 +229,9 @@ def test_a_frozen_copy_beside_what_is_trained_shifts_none(join):
     inputs = x = y = keras.Input((4,))
     for k in range(3):
         x = layers.Dense(4, name=f"student_{k}")(x)
-        teacher = layers.Dense(4, name=f"teacher_{k}")
-        teacher.trainable = False
-        y = teacher(y)
+        # It may be deeper.
+        for name in (f"teacher_{k}a", f"teacher_{k}b"):
+            y = layers.Dense(4, name=name, trainable=False)(y)
     for outputs in (x, join(x, y)):
         model = keras.Model(inputs, outputs)
         found = by_path(kgo.recipes.layerwise_decay(model, 0.5), model)

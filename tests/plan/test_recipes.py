@@ -190,14 +190,17 @@ def test_each_rule_keeps_the_state_that_is_its_own():
 
 def test_muon_times_layerwise_decay():
     model = models.vit(2, flat=False)
-    groups = recipes.muon_with_adamw(model, muon_ratio=0.5)
-    ratios = recipes.layerwise_decay(model, 0.5)
-    optimizer = kgo.GroupedOptimizer(groups, model=model, ratios=ratios)
-    moved = changed(model, optimizer)
-    assert all(moved.values())
-    # In the first step the update of Muon has one size, whatever the gradient's.
-    low, high = moved["block_0/mlp/kernel"], moved["block_1/mlp/kernel"]
-    assert low == pytest.approx(0.5 * high, rel=0.5)
+    start = model.get_weights()
+    moved = []
+    for muon_ratio, ratios in ((1.0, ()), (0.5, recipes.layerwise_decay(model, 0.5))):
+        model.set_weights(start)
+        groups = recipes.muon_with_adamw(model, muon_ratio=muon_ratio)
+        moved.append(changed(model, kgo.GroupedOptimizer(groups, model=model, ratios=ratios)))
+    full, scaled = moved
+    assert all(scaled.values())
+    for block, ratio in (("block_0", 0.5 * 0.25), ("block_1", 0.5 * 0.5)):
+        path = f"{block}/mlp/kernel"
+        assert scaled[path] == pytest.approx(ratio * full[path], rel=1e-2)
 
 
 # gradual_unfreezing ----------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 renames      Saved keys get their present names.
 same layout  Every key, shape, dtype and rule agrees; otherwise a strict load is refused.
 kept         A key takes the array of the same group, path and slot, if shape and dtype agree.
-moved        With `moves`, it may take one of the same path and slot in another group.
+moved        Unless strict, it may take one of the same path and slot in another group.
 fresh        All other keys of the optimizer are fresh, and all other saved keys are dropped.
 """
 
@@ -87,19 +87,18 @@ def match(
     strict: bool = True,
     renames: Mapping[str, str] | None = None,
     resting: Sequence[Mapping[str, Any]] = (),
-    moves: bool = False,
 ) -> tuple[dict[str, str], Report]:
     """Returns the saved key for each key of an optimizer that has one, and a report.
 
     Args:
         manifest: The saved manifest.
         expected: The manifest of the optimizer that reads.
-        strict: Whether another layout is refused. Default: `True`.
+        strict: Whether another layout is refused. If not, a variable whose path is now in another
+            group keeps what agrees in name, shape and dtype, if the groups' rules are of one
+            class. Default: `True`.
         renames: As in `kgo.resuming`. Default: `None`.
         resting: Records of variables frozen when the optimizer was saved, whose state is left
             out if the optimizer that reads was built without them. Default: none.
-        moves: Whether a variable whose path is now in another group keeps what agrees in name,
-            shape and dtype, if the groups' rules are of one class. Default: `False`.
 
     Raises:
         ValueError: With the first differences, if `strict` and the layout is another one; or if
@@ -115,7 +114,7 @@ def match(
     for key in expected["state"]:
         name = keys.parse(key)
         left = key in overruled or not _is_of_same_rule(name, saved, expected)
-        found = None if left else _source(name, saved, expected, moves)
+        found = None if left else _source(name, saved, expected, moves=not strict)
         if found is not None:
             pairs[key] = saved.names[found]
     for key in _of_rules_that_start_over(expected, pairs):

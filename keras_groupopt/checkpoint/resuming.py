@@ -39,9 +39,10 @@ def resuming(strict: bool = True, renames: Mapping[str, str] | None = None) -> I
     holds several loads, the report describes the last.
 
     Args:
-        strict: Whether another layout is refused. With `False`, what matches is kept and the
-            rest stays as this optimizer has it; if nothing of a group is kept, its steps count
-            from there on. Default: `True`.
+        strict: Whether another layout is refused. With `False`, what matches is kept, also where
+            a variable moved to another group of the same rule, and the rest stays as this
+            optimizer has it; if nothing of a group is kept, its steps count from there on.
+            Default: `True`.
         renames: What has another name in the file: a layer path or its beginning, as saved, and
             its present name; for groups `"group:<saved>": "group:<present>"`. The longest match
             is used. A name that does not exist is an error. Default: `None`.

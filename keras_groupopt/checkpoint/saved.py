@@ -40,17 +40,15 @@ class Terms:
     """The terms on which saved state is accepted.
 
     Attributes:
-        strict: Whether another layout is refused. Default: `True`.
+        strict: Whether another layout is refused. If not, a variable keeps its state in another
+            group of the same rule. Default: `True`.
         renames: Prefixes of layer paths, or `group:` names, as saved, and their present names.
             Default: none.
-        moves: Whether a variable keeps its state in another group of the same rule. Default:
-            `False`.
         report: Filled when the state is given to a built optimizer. Default: an empty one.
     """
 
     strict: bool = True
     renames: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    moves: bool = False
     report: Report = dataclasses.field(default_factory=Report)
 
 
@@ -113,7 +111,6 @@ def give(
             strict=terms.strict,
             renames=terms.renames,
             resting=resting,
-            moves=terms.moves,
         )
     except ValueError:
         if undo is not None:

@@ -114,9 +114,9 @@ def _give_old_state(
     pending = optimizer._run.pending
     if pending is not None:
         saved, waiting = pending
-        terms = dataclasses.replace(waiting, strict=False, moves=True)
+        terms = dataclasses.replace(waiting, strict=False)
         return checkpoint.give(optimizer, built, saved, terms)
-    terms = checkpoint.Terms(strict=False, moves=True)
+    terms = checkpoint.Terms(strict=False)
     if old is None:
         terms.report.fresh += checkpoint.entries_of(optimizer, built)
         return terms.report

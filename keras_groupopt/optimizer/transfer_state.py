@@ -55,7 +55,7 @@ def transfer_state(old: Any, new: Any) -> checkpoint.Report:
             "`new` must be another optimizer than `old`. Received: one optimizer twice. To follow "
             "a model that changed, call `optimizer.rebuild(model)`."
         )
-    terms = checkpoint.Terms(strict=False, moves=True)
+    terms = checkpoint.Terms(strict=False)
     built, run = source._built, source._run
     if built is None and run.pending is None:
         raise ValueError(

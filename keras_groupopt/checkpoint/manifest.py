@@ -192,7 +192,7 @@ def check_scalars(manifest: Mapping[str, Any], values: Mapping[str, Any]) -> Non
 
 def damaged(reason: str) -> ValueError:
     """Returns the error for state that is not as it was written."""
-    return ValueError(f"The saved optimizer state is damaged: {reason}. Nothing was loaded.")
+    return ValueError(f"The saved optimizer state is damaged: {reason}. No state was loaded.")
 
 
 def _is_whole(manifest: Mapping[str, Any]) -> bool:

@@ -238,7 +238,7 @@ def _agree(saved: Sequence[Any], wanted: Sequence[Any]) -> bool:
 def _refuse_differences(differences: list[str]) -> None:
     if differences:
         raise ValueError(
-            "The saved optimizer state must have the layout of this optimizer. Nothing was "
+            "The saved optimizer state must have the layout of this optimizer. No state was "
             f"loaded. First differences:\n  {text.first_lines(differences)}"
             "\nMake the groups as they were, or keep what matches with `with "
             "kgo.resuming(strict=False, renames={...}) as report:` around the load."

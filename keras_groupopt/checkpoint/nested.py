@@ -83,6 +83,6 @@ def _shown(value: Any) -> str:
 
 def _wrong(what: str) -> ValueError:
     return ValueError(
-        f"`state` must be as `optimizer.state_dict()` returned it. Received: {what}. Nothing was "
+        f"`state` must be as `optimizer.state_dict()` returned it. Received: {what}. No state was "
         "loaded."
     )

@@ -108,7 +108,7 @@ def check_used(
                 near = difflib.get_close_matches(name, known, n=3)
                 raise ValueError(
                     f"`renames` must name {what} groups or layers. Received: {name!r} in "
-                    f"{{{old!r}: {new!r}}}, which is no {what} one. Nothing was loaded. "
+                    f"{{{old!r}: {new!r}}}, which is no {what} one. No state was loaded. "
                     f"{'The nearest are' if near else 'There are'}: "
                     f"{', '.join(near or known[:5])}."
                 )

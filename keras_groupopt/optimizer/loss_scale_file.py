@@ -53,13 +53,13 @@ def _read(store: Any, name: str, place: str) -> np.ndarray:
     except KeyError as error:
         raise ValueError(
             "The saved optimizer state must come from a LossScaleOptimizer. Received: state "
-            f"without `{name}`. It is damaged, or was saved by another optimizer. Nothing was "
+            f"without `{name}`. It is damaged, or was saved by another optimizer. No state was "
             "loaded."
         ) from error
     kinds, least, rule = NAMES[name]
     if value.shape or value.dtype.kind not in kinds or not least <= value < np.inf:
         raise ValueError(
             f"The saved `{name}` must be {rule}. Received: {value!r}. The file is damaged, or was "
-            "saved by another optimizer. Nothing was loaded."
+            "saved by another optimizer. No state was loaded."
         )
     return value

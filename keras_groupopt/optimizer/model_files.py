@@ -19,7 +19,7 @@ from keras_groupopt import checkpoint
 from keras_groupopt.base import files
 from keras_groupopt.base.unwrap import unwrap
 from keras_groupopt.checkpoint.checksums import differing_weights
-from keras_groupopt.optimizer import saving
+from keras_groupopt.optimizer import building, saving
 from keras_groupopt.optimizer.binding import check_is_model
 from keras_groupopt.optimizer.grouped_optimizer import GroupedOptimizer
 
@@ -121,7 +121,8 @@ def load_weights(model: Any, path: Path, *, optimizer: bool = True) -> None:
     Like `model.load_weights`, with three differences. The file is verified first: the checksums
     of a `.keras` archive, and those that a `GroupedOptimizer` with its model keeps of weights and
     state. On any exception, Ctrl-C too, all weights and all state are as they were. And the
-    optimizer can be left alone. A surrounding `kgo.resuming` holds here too.
+    optimizer can be left alone. A surrounding `kgo.resuming` holds here too. If the file holds
+    optimizer state, the optimizer is built with the model's trainable variables.
 
     It keeps a copy of the model and its optimizer in memory while it loads.
 
@@ -166,10 +167,12 @@ def load_weights(model: Any, path: Path, *, optimizer: bool = True) -> None:
                 _load(model, name, optimizer)
             if optimizer and holds_state and _grouped(model) is not None:
                 _check_taken(terms)
+                _settle(model)
         except Exception as error:
             raise ValueError(
                 "`path` must be a whole file that fits the model. Received: "
-                f"path={name!r}: {error}\nThe model and its optimizer are as they were."
+                f"path={name!r}: {str(error).replace(saving.WEIGHTS_CAME_FIRST, '')}\nThe model "
+                "and its optimizer are as they were."
             ) from error
 
 
@@ -211,6 +214,19 @@ def _check_taken(terms: checkpoint.Terms) -> None:
     """Refuses a load that ignored the state in the file: a damaged name hides it from Keras."""
     if terms.report.status not in ("loaded", "waits for the build"):
         raise ValueError("the optimizer state in it is not where Keras looks for it")
+
+
+def _settle(model: Any) -> None:
+    """Builds the optimizer if its state waits for that, so that what does not fit is refused."""
+    grouped = _grouped(model)
+    if grouped is None or grouped._built is not None or not model.built:
+        return
+    undo = building.note_unbuilt(grouped)
+    try:
+        grouped.build(model.trainable_variables)
+    except BaseException:
+        undo()
+        raise
 
 
 def _verify(name: str) -> bool:

@@ -171,7 +171,8 @@ def add_group(optimizer: Any, group: Group) -> checkpoint.Report | None:
     if link.model is None:
         raise ValueError(
             "`add_group` needs the model of an optimizer that was built or loaded. Received: "
-            f"{group.where}, and no model. Call `optimizer.bind(model)` first."
+            f"{group.where}, and no model, as after `load_model`. Call `optimizer.bind(model)` "
+            "first."
         )
     return optimizer.rebuild(link.model, groups)
 

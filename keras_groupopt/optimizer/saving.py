@@ -13,6 +13,13 @@ from keras_groupopt.optimizer.run import require_built
 # What Keras calls -------------------------------------------------------------------------------
 
 
+# What a load by Keras adds to a refusal.
+WEIGHTS_CAME_FIRST = (
+    "\nKeras loads the weights before the optimizer state: they may be those of the file now. "
+    "`kgo.load_weights(model, path)` loads both or nothing."
+)
+
+
 def set_weights(optimizer: Any, weights: Sequence[Any]) -> None:
     """Sets `optimizer.variables`, in order.
 
@@ -39,6 +46,8 @@ def set_weights(optimizer: Any, weights: Sequence[Any]) -> None:
         variable.assign(weight)
     for group in [] if built is None else built.groups:
         group.anchors_unknown = False
+    if built is not None:
+        built.anchors_are_due = False
     if built is not None and built.guard is not None:
         built.guard.begin(built.taken())
 
@@ -83,6 +92,14 @@ def load_own_variables(optimizer: Any, store: Any) -> None:
                 stacklevel=2,
             )
         return
+    try:
+        _load(optimizer, store)
+    except ValueError as error:
+        note_new_weights(optimizer)
+        raise ValueError(f"{error}{WEIGHTS_CAME_FIRST}") from error
+
+
+def _load(optimizer: Any, store: Any) -> None:
     saved, factors = checkpoint.without_lora_averages(checkpoint.read(store))
     if factors:
         warnings.warn(
@@ -90,7 +107,7 @@ def load_own_variables(optimizer: Any, store: Any) -> None:
             f"{text.listing(factors)}. The run goes on from equal outputs, but not bit for "
             "bit, and averages of the factors start anew. To resume exactly, keep "
             "`model.get_weights()` and `optimizer.save_state(path)`.",
-            stacklevel=3,
+            stacklevel=4,
         )
     accept(optimizer, saved, checkpoint.present_terms())
 
@@ -209,10 +226,7 @@ def accept(optimizer: Any, saved: checkpoint.Saved, terms: checkpoint.Terms) -> 
 
 
 def note_new_weights(optimizer: Any) -> None:
-    """Notes that weights came without state: before the first step they are the anchors.
-
-    They are the averages too, before these begin.
-    """
+    """Notes that weights came without state: they are the averages, before these begin."""
     built = optimizer._built
     if built is None:
         return
@@ -220,8 +234,6 @@ def note_new_weights(optimizer: Any) -> None:
         built.averages.settled = False
         if backend.on_host(built.averages.made) == 0:
             built.averages.statistics.clear()
-    if backend.on_host(optimizer.iterations) == 0:
-        built.anchors_are_due = True
 
 
 def remember(optimizer: Any) -> Callable[[], None]:

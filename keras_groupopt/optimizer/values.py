@@ -247,7 +247,9 @@ def _averages(optimizer: Any, asked: str) -> Averages:
 
 def capture_anchors(optimizer: Any) -> None:
     """Takes the present weights as the anchors of all anchored groups."""
-    for group in require_built(optimizer, "capture_anchors").groups:
+    built = require_built(optimizer, "capture_anchors")
+    built.anchors_are_due = False
+    for group in built.groups:
         group.capture_anchors()
 
 

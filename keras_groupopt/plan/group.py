@@ -33,7 +33,7 @@ class Anchor:
     """The weights that decay pulls toward.
 
     Args:
-        kind: `"zero"`, `"initial"` (the weights when the optimizer is built) or `"given"`.
+        kind: `"zero"`, `"initial"` (the weights before the first step) or `"given"`.
         source: The given weights: a mapping from layer path to array, a sequence of arrays in the
             order of the group's variables, or the path of a file. `None` if only saved state has
             them. Default: `None`.
@@ -109,8 +109,8 @@ class Group:
             `kgo.from_base(function)` is computed from it. Default: the base rate.
         weight_decay: The coefficient of decoupled decay, a number >= 0 or a schedule. Default: that
             of the optimizer.
-        anchor: The weights that decay pulls toward: `"zero"`, `"initial"` (L2-SP), arrays or a
-            file. Default: that of the optimizer.
+        anchor: The weights that decay pulls toward: `"zero"`, `"initial"` (L2-SP: the weights
+            before the first step), arrays or a file. Default: that of the optimizer.
         exclude_from_decay: A selector of variables that are not decayed; `()` excludes none.
             Default: that of the optimizer.
         clipnorm: The limit of each variable's gradient norm. Default: that of the optimizer, if the

@@ -65,6 +65,13 @@ def plan_from_records(
 def _check_variables(
     records: Sequence[dict[str, Any]], variables: Sequence[VariableInfo], provisional: bool
 ) -> None:
+    if records and not variables:
+        raise ValueError(
+            "`build` needs the trainable variables that the optimizer's config was saved with. "
+            "Received: none, as from Keras' `load_model` of a legacy `.h5` file. Save the model "
+            "as `.keras`, or load the file with `compile=False` and compile the model anew; the "
+            "optimizer state in it cannot be used."
+        )
     differences = []
     if len(records) != len(variables):
         differences.append(f"{len(records)} trainable variables were saved, {len(variables)} found")

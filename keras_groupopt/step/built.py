@@ -10,6 +10,7 @@ from typing import Any
 from keras import ops
 
 from keras_groupopt import backend
+from keras_groupopt.base import compat
 from keras_groupopt.base.dtypes import bytes_of
 from keras_groupopt.plan.plan import Plan
 from keras_groupopt.selectors.layer_names import plain_names
@@ -98,9 +99,8 @@ class BuiltOptimizer:
         self.run_length = RunLength(live_model, steps) if is_needed(plan) else None
         self.gradient_state = None if wanted is None else GradientState(wanted, self.moving)
 
-        # The weights before the first step are the anchors, but they are not all there yet: they
-        # were loaded without optimizer state, or they get their first values after the build.
-        self.anchors_are_due = not all(map(backend.is_initialized, self.variables))
+        # The weights before the first step are the anchors: some may be set or loaded until then.
+        self.anchors_are_due = any(group.starts_at_initial for group in self.moving_groups)
         # Of state that was matched by path, these paths had no anchor: the same holds for them.
         self.due_anchors: frozenset[str] = frozenset()
         # Nor an average, which starts as a copy of the weights.
@@ -222,14 +222,28 @@ class BuiltOptimizer:
             due, self.due_averages = self.due_averages, frozenset()
             with backend.outside_compiled_step():
                 averages.copy_from_weights(self.average_pairs(due))
-        are_there = all(map(backend.is_initialized, self.variables))
-        if are_there and (self.anchors_are_due or self.due_anchors):
-            only = None if self.anchors_are_due else self.due_anchors
-            self.anchors_are_due, self.due_anchors = False, frozenset()
+        if self.due_anchors:
+            due, self.due_anchors = self.due_anchors, frozenset()
             with backend.outside_compiled_step():
-                for group in self.groups:
-                    if group.starts_at_initial:
-                        group.capture_anchors(only)
+                self._capture_anchors(due)
+        with backend.outside_compiled_step():
+            if self.anchors_are_due and self._are_weights_at_hand():
+                has_begun = backend.on_host(self.iterations) > 0
+                self.anchors_are_due = not stepping and not has_begun
+                if not has_begun:
+                    self._capture_anchors()
+
+    def _are_weights_at_hand(self) -> bool:
+        """Whether the present weights can be read, which they cannot in a step on values."""
+        own = [self.iterations, *self.variables]
+        if not all(map(compat.is_readable, own)) or any(map(backend.is_gone, own)):
+            return False
+        return all(map(backend.is_initialized, self.variables))
+
+    def _capture_anchors(self, only: Collection[str] | None = None) -> None:
+        for group in self.groups:
+            if group.starts_at_initial:
+                group.capture_anchors(only)
 
     def average_pairs(self, paths: Collection[str] | None = None) -> list[Pair]:
         """Returns averages and their variables.

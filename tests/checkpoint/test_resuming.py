@@ -252,7 +252,7 @@ def test_a_mistyped_rename_is_an_error_and_nothing_is_loaded(renames, error, mes
 
 def test_the_innermost_terms_hold_and_the_outer_ones_return():
     store = store_of(train(compiled()))
-    refusal = pytest.raises(ValueError, match="Nothing was loaded")
+    refusal = pytest.raises(ValueError, match="No state was loaded")
 
     def load_it() -> None:
         model = compiled(seed=2, groups_=split(), build=True)

@@ -173,6 +173,16 @@ def test_config_round_trips_at_any_time(steps):
     assert kgo.GroupedOptimizer.from_config(config).get_config() == config
 
 
+def test_a_legacy_file_is_answered_with_what_can_be_loaded(tmp_path):
+    model = compiled()
+    model.compile(model.optimizer, loss=keras.losses.MeanSquaredError())
+    train(model, 1).save(tmp_path / "model.h5")
+    with pytest.raises(ValueError, match=r"legacy `\.h5` file\. Save the model as `\.keras`, or"):
+        keras.saving.load_model(tmp_path / "model.h5")
+    again = keras.saving.load_model(tmp_path / "model.h5", compile=False)
+    np.testing.assert_equal(again.get_weights(), model.get_weights())
+
+
 def test_load_model_leaves_names_to_bind():
     model = train(compiled("twice nested"))
     again = kgo.GroupedOptimizer.from_config(model.optimizer.get_config())

@@ -34,6 +34,8 @@ from saving_models import load, save
 
 import keras_groupopt as kgo
 
+pytestmark = pytest.mark.filterwarnings("ignore:Steps skipped")
+
 LIMIT = 1e-6
 
 

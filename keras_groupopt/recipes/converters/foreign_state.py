@@ -118,7 +118,7 @@ def load_torch_state(
         )
     if loading.wrong:
         raise ValueError(
-            "Every torch state must have one place in the optimizer. Nothing was loaded. "
+            "Every torch state must have one place in the optimizer. No state was loaded. "
             f"Received:\n  {text.first_lines(loading.wrong)}"
         )
     for step in list(loading.steps.values())[:1]:
@@ -153,7 +153,7 @@ def _paths_by_number(state_dict: Mapping[str, Any], paths: Any) -> dict[Any, str
         if missing:
             raise ValueError(
                 "`paths` must name every parameter of the torch optimizer; `None` leaves one out. "
-                f"Nothing was loaded. Received:\n  {text.first_lines(missing)}"
+                f"No state was loaded. Received:\n  {text.first_lines(missing)}"
             )
         paths = [paths[name] for name in names]
     if len(paths) != len(numbers):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from typing import Any
 
 import keras
@@ -58,9 +57,8 @@ class GroupLogger(keras.callbacks.Callback):
     step.
 
     Before training it checks the model, which an optimizer cannot do. It attaches the model to the
-    optimizer if none is attached, refuses variables that the optimizer does not know and a
-    `trainable` that changed since the model was compiled, and warns if `"initial"` anchors are not
-    the weights that training starts from.
+    optimizer if none is attached, and refuses variables that the optimizer does not know and a
+    `trainable` that changed since the model was compiled.
 
     Args:
         drift: Whether to log `drift_<group>`, `‖w − anchor‖` over the group's anchored variables,
@@ -139,7 +137,6 @@ class GroupLogger(keras.callbacks.Callback):
         build_optimizer(self.model)
         if self.model.built:
             binding.check_model(optimizer, self.model)
-            _warn_of_late_weights(optimizer)
         optimizer.measure(*self._measured, model=self.model)
 
     def _check_options(self) -> None:
@@ -239,27 +236,6 @@ class GroupLogger(keras.callbacks.Callback):
 
 def _rule_of(model: Any) -> Any:
     return getattr(model, "gradient_rule", None)
-
-
-def _warn_of_late_weights(optimizer: GroupedOptimizer) -> None:
-    if backend.on_host(optimizer.iterations) > 0:
-        return
-    drift = optimizer.anchor_drift()
-    late = [
-        planned.name
-        for planned in optimizer.plan.groups
-        if planned.name in drift
-        and planned.group.anchor.kind == "initial"
-        and _as_float(drift[planned.name]) > 0
-    ]
-    if late:
-        names = ", ".join(f'"{name}"' for name in late)
-        warnings.warn(
-            'The "initial" anchors are not the weights that training starts from, in the groups '
-            f"{names}: weights were set after the optimizer was built. Decay will pull away from "
-            "them. Call `optimizer.capture_anchors()` before `fit` to pull toward them.",
-            stacklevel=2,
-        )
 
 
 def _keyed(prefix: str, values: dict[str, Any], names: dict[str, str]) -> dict[str, float]:

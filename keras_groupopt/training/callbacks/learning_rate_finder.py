@@ -342,6 +342,3 @@ def _built(model: Any) -> Iterator[Any]:
     finally:
         if not stays and (outer is optimizer or isinstance(outer, LossScaleOptimizer)):
             take_back()
-        elif not stays:
-            # Weights may be loaded until the first step, as before a build.
-            optimizer._require_built(_WHERE).anchors_are_due = True

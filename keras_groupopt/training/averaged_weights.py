@@ -8,7 +8,6 @@ export. It holds no optimizer state, as a run would resume from weights that it 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -120,7 +119,9 @@ def save_averaged(model: Any, path: str | os.PathLike[str]) -> None:
     ...     kgo.save_averaged(model, path)
     ...     averaged = keras.saving.load_model(path)
     """
-    path = _checked(path)
+    path = os.fspath(path)
+    if not path.endswith((".keras", ".weights.h5")):
+        raise ValueError(f"`path` must end in `.keras` or `.weights.h5`. Received: path={path!r}.")
     with averaged_weights(model):
         if path.endswith(".keras"):
             model.save(path)
@@ -240,13 +241,6 @@ def _no_state_saved_around(outer: Any, optimizer: Any) -> Iterator[None]:
         del outer.save_own_variables
 
 
-def _checked(path: str | os.PathLike[str]) -> str:
-    path = os.fspath(path)
-    if not path.endswith((".keras", ".weights.h5")):
-        raise ValueError(f"`path` must end in `.keras` or `.weights.h5`. Received: path={path!r}.")
-    return path
-
-
 def _averages_among(saved: checkpoint.Saved, model: Any) -> list[tuple[Any, np.ndarray]]:
     """Returns variables of the model and their saved averages.
 
@@ -274,8 +268,7 @@ def _averages_among(saved: checkpoint.Saved, model: Any) -> list[tuple[Any, np.n
             continue
         variable = known.get(path)
         if variable is None:
-            near = difflib.get_close_matches(path, list(known), n=1)
-            hint = f" (nearest: {near[0]})" if near else ""
+            hint = text.nearest(path, known, " (nearest: {})")
             differences.append(f"{path} is not in the model{hint}")
         elif tuple(value.shape) != tuple(variable.shape):
             differences.append(f"{path}: saved as {list(value.shape)}, now {list(variable.shape)}")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -239,8 +238,7 @@ class _Loading:
                 self.found.append((part.name, slots[slot], fitting, sign))
 
     def _nearest(self, path: str) -> str:
-        near: Iterable[str] = difflib.get_close_matches(path, self.targets, n=1)
-        return " but no variable that moves" + "".join(f" (nearest: {p})" for p in near)
+        return " but no variable that moves" + text.nearest(path, self.targets, " (nearest: {})")
 
 
 def _as_array(value: Any) -> np.ndarray:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from keras_groupopt.base import text
 from keras_groupopt.base.checks import check_number, check_scalar
 from keras_groupopt.plan.rule_spec import LIFTED, WHOLE_ONLY, RuleSpec
 from keras_groupopt.rules.making import parameters_of
@@ -104,10 +104,8 @@ class RuleKeys:
                 )
             if key in known or key in _IGNORED or key in _MUST_BE_OFF:
                 continue
-            near = [_OURS[key]] if key in _OURS else difflib.get_close_matches(key, known, n=1)
-            if key in self._betas:
-                near = ["betas"]
-            hint = f"Did you mean `{near[0]}`? " if near else ""
+            meant = "betas" if key in self._betas else _OURS.get(key, key)
+            hint = text.nearest(meant, known, "Did you mean `{}`? ")
             raise ValueError(
                 f"Each key must be an argument of {self._given.label} or its groups. Received: "
                 f"{key}={value!r} in {where}. {hint}The keys are: {', '.join(known)}."

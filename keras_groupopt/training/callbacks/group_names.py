@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Sequence
 from typing import Any
+
+from keras_groupopt.base import text
 
 
 def check_names(groups: Any, *, where: str) -> tuple[Any, ...] | None:
@@ -39,8 +40,7 @@ def check_moves(name: Any, known: Collection[str], moving: Sequence[str], *, whe
             f'`groups` must hold names of groups that move. Received: "{name}" in {where}, which '
             "is frozen."
         )
-    near = difflib.get_close_matches(str(name), list(known), n=1)
-    hint = f' The nearest is "{near[0]}".' if near else ""
+    hint = text.nearest(name, known, ' The nearest is "{}".')
     listed = ", ".join(f'"{group}"' for group in moving) or "there are none"
     raise ValueError(
         f"`groups` must hold names of groups that move: {listed}. Received: {name!r} in "

@@ -9,8 +9,8 @@ import keras
 from keras_groupopt.base import text
 from keras_groupopt.plan.group import Group
 from keras_groupopt.plan.rule_spec import rule
-from keras_groupopt.recipes.graph import calls_of, has_graph
-from keras_groupopt.recipes.parts import no_graph, resolved, selector_for
+from keras_groupopt.recipes.graph import ancestors, calls_of
+from keras_groupopt.recipes.parts import check_graph, positions_of, resolved, selector_for
 from keras_groupopt.selectors import Selector, as_selector, rank, variable_name
 from keras_groupopt.selectors.layer_paths import describe_model
 from keras_groupopt.selectors.variable_info import VariableCatalog
@@ -94,17 +94,11 @@ def muon_with_adamw(
 
 def _output_layers(model: Any, catalog: VariableCatalog) -> frozenset[int]:
     """Returns the positions of the weights of the last layers that own a matrix."""
-    if not has_graph(model):
-        raise no_graph(model, "`head`", "be given", "Pass `head=`, or `head=()` for none.")
+    check_graph(model, "`head` must be given", "Pass `head=`, or `head=()` for none.")
     calls = calls_of(model)
     owners = [at for at, call in enumerate(calls) if any(len(v.shape) > 1 for v in call.weights)]
-    followed: set[int] = set()
-    last = []
-    for at in range(len(calls) - 1, -1, -1):
-        if at in owners and at not in followed:
-            last.append(calls[at])
-        if at in followed or at in owners:
-            followed |= calls[at].before
+    followed = ancestors(calls, {before for at in owners for before in calls[at].before})
+    last = [calls[at] for at in reversed(owners) if at not in followed]
     for call in last:
         if call.kernels > 1:
             raise ValueError(
@@ -112,5 +106,4 @@ def _output_layers(model: Any, catalog: VariableCatalog) -> frozenset[int]:
                 f"model named {model.name!r}, which ends in {call.operation.name!r}. Pass `head=`, "
                 "or `head=()` for none."
             )
-    places = (catalog.by_identity[id(v)] for call in last for v in call.weights)
-    return frozenset(places)
+    return positions_of(last, catalog)

@@ -71,16 +71,14 @@ def parts_of(model: Any, head: Any = None, blocks: Any = None) -> ModelParts:
             )
         rest = catalog.everything - top - in_blocks
         return ModelParts(catalog, [rest, *given] if rest else given, top)
-    if not has_graph(model):
-        raise no_graph(
-            model,
-            "`model`",
-            "have an order of layers",
-            "Pass `blocks=`, a list of paths or layers from input to output, and `head=`.",
-        )
+    check_graph(
+        model,
+        "`model` must have an order of layers",
+        "Pass `blocks=`, a list of paths or layers from input to output, and `head=`.",
+    )
     try:
         parts, last = structure_of(
-            model, None if top is None else lambda owner: _positions([owner], catalog) <= top
+            model, None if top is None else lambda owner: positions_of([owner], catalog) <= top
         )
     except NoOrderError as error:
         raise ValueError(
@@ -88,10 +86,10 @@ def parts_of(model: Any, head: Any = None, blocks: Any = None) -> ModelParts:
             f"{model.name!r}, with {error}. Pass `blocks=`, a list of paths or layers from input "
             "to output."
         ) from error
-    head = _positions(last, catalog) if top is None else top
+    head = positions_of(last, catalog) if top is None else top
     taken: set[int] = set()
     below: list[frozenset[int]] = []
-    for part in (_positions(owners, catalog) for owners in parts):
+    for part in (positions_of(owners, catalog) for owners in parts):
         below.append(part - taken)
         taken |= part
     rest = catalog.everything - taken - head
@@ -106,10 +104,9 @@ def found_head(model: Any, catalog: VariableCatalog) -> frozenset[int]:
     Raises:
         ValueError: If there is no graph, or it shows no order.
     """
-    if not has_graph(model):
-        raise no_graph(model, "`head`", "be given", "Pass `head=`, or `head=()` for none.")
+    check_graph(model, "`head` must be given", "Pass `head=`, or `head=()` for none.")
     try:
-        return _positions(head_of(model), catalog)
+        return positions_of(head_of(model), catalog)
     except NoOrderError as error:
         raise ValueError(
             "`head` must be given if the graph of layers shows no end of blocks. Received: "
@@ -195,7 +192,8 @@ def candidates(catalog: VariableCatalog) -> str:
     return ", ".join(map(repr, list(top)[-text.SHOWN :]))
 
 
-def _positions(owners: Iterable[Any], catalog: VariableCatalog) -> frozenset[int]:
+def positions_of(owners: Iterable[Any], catalog: VariableCatalog) -> frozenset[int]:
+    """Returns the positions of the weights that some layers or calls have."""
     at = (catalog.by_identity.get(id(v)) for owner in owners for v in owner.weights)
     return frozenset(position for position in at if position is not None)
 
@@ -204,10 +202,14 @@ def _paths(catalog: VariableCatalog, positions: Iterable[int]) -> str:
     return text.listing([catalog[at].path for at in sorted(positions)])
 
 
-def no_graph(model: keras.Model, name: str, rule: str, advice: str) -> ValueError:
-    """Returns an error for a model without a graph, which lists the model's children."""
-    return ValueError(
-        f"{name} must {rule}. Received: model named {model.name!r} of class "
-        f"{type(model).__name__}, which has no graph of layers, with "
-        f"{candidates(describe_model(model))}. {advice}"
-    )
+def check_graph(model: keras.Model, must: str, advice: str) -> None:
+    """Refuses a model without a graph, by an error that lists the model's children.
+
+    Raises:
+        ValueError: If the model has no graph.
+    """
+    if not has_graph(model):
+        raise ValueError(
+            f"{must}. Received: model named {model.name!r} of class {type(model).__name__}, which "
+            f"has no graph of layers, with {candidates(describe_model(model))}. {advice}"
+        )

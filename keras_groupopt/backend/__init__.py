@@ -73,11 +73,11 @@ def cond(
     """Returns the tensors of one of two functions without side effects, and runs only that one.
 
     Args:
-        predicate: A boolean scalar tensor.
+        predicate: A boolean scalar tensor, or a Python boolean.
         then: Returns tensors.
         otherwise: Returns as many, of the same shapes and dtypes.
     """
-    taken = concrete(predicate)
+    taken = predicate if isinstance(predicate, bool) else concrete(predicate)
     if taken is None:
         return list(traced_cond(predicate, then, otherwise))
     return then() if taken else otherwise()

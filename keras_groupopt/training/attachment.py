@@ -252,7 +252,7 @@ class Attachment:
         with nullcontext() if self._optimizer is None else self._optimizer._in_run():
             own = self.rule.gradients(batch)
         own = one_per_variable(f"What {type(self.rule).__name__} returns", own, weights)
-        own = [_as(gradient, value) for gradient, value in zip(batch.gradients, own, strict=True)]
+        own = [ops.cast(value, g.dtype) for g, value in zip(batch.gradients, own, strict=True)]
         changed = sums | passes.gradients | dict(zip(perturbed, own, strict=True))
         if passes.taken is not None:
             gap = passes.loss - ops.cast(loss, passes.loss.dtype)
@@ -267,15 +267,6 @@ class Attachment:
         for place, gradient in zip(changed, backend.shares_of_replicas(results), strict=True):
             gradients[place] = gradient
         return gradients
-
-
-def _as(gradient: Tensor, value: Tensor) -> Tensor:
-    """Returns a rule's gradient in the dtype of the gradient that it is for."""
-    dtype = keras.backend.standardize_dtype(gradient.dtype)
-    own = getattr(value, "dtype", None)
-    if own is not None and keras.backend.standardize_dtype(own) == dtype:
-        return value
-    return ops.cast(value, dtype)
 
 
 class _Owner:

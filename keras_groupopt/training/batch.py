@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras import ops
 
 from keras_groupopt import backend
+from keras_groupopt.base import text
 from keras_groupopt.step.gradient_rule_state import GradientState
 
 Tensor = Any
@@ -47,7 +47,7 @@ class Batch:
         self,
         variables: Sequence[Any],
         gradients: Sequence[Tensor],
-        evaluate: Callable[[Callable[[], list[Tensor]], Tensor | bool | None], list[Tensor]],
+        evaluate: Callable[[Callable[[], list[Tensor]], Tensor | bool], list[Tensor]],
         choose: Callable[[Any, Sequence[Any]], list[bool]],
         state: GradientState,
         step: Tensor,
@@ -96,7 +96,7 @@ class Batch:
             given = perturbations() if callable(perturbations) else perturbations
             return one_per_variable("`perturbations`", given, self.variables)
 
-        return self._evaluate(checked, None if only_if is True else only_if)
+        return self._evaluate(checked, True if only_if is None else only_if)
 
     def kept(self, slot: str) -> list[Tensor]:
         """Returns the values that `keep` last kept, at first zeros, in at least float32.
@@ -167,9 +167,9 @@ def one_per_variable(what: str, values: Any, variables: Sequence[Any]) -> list[T
 
 def _named(kind: str, name: str, known: Mapping[str, Any]) -> Any:
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
+        hint = text.nearest(name, known, ' Did you mean "{}"?')
         raise ValueError(
             f"`{name}` must be a {kind} of the rule: {', '.join(known) or 'it has none'}. "
-            f'Received: "{name}".' + (f' Did you mean "{near[0]}"?' if near else "")
+            f'Received: "{name}".{hint}'
         )
     return known[name]

@@ -45,13 +45,13 @@ class Passes:
         self._merges = merges
 
     def take(
-        self, perturbations: Callable[[], list[Tensor]], only_if: Tensor | bool | None
+        self, perturbations: Callable[[], list[Tensor]], only_if: Tensor | bool
     ) -> list[Tensor]:
         """Takes a pass, and returns its gradients of the perturbed variables.
 
         Args:
             perturbations: Returns `ε`, one tensor per perturbed variable.
-            only_if: If this is false, the gradients are those of the first pass. `None` is true.
+            only_if: If this is false, the gradients are those of the first pass.
 
         Raises:
             ValueError: If the pass has no gradient for a variable that the first has one for.
@@ -66,11 +66,8 @@ class Passes:
         def none() -> list[Tensor]:
             return [before, *self._first.values()]
 
-        if only_if is None:
-            self.loss, *found = another()
-        elif only_if is False:
-            self.loss, *found = none()
-        elif self._merges and backend.concrete(only_if) is None:
+        is_known = isinstance(only_if, bool) or backend.concrete(only_if) is not None
+        if self._merges and not is_known:
             # Replicas cannot merge in a branch.
             self.loss, *found = backend.where_lists(only_if, another(), none())
         else:
@@ -81,7 +78,7 @@ class Passes:
                 f"The second pass reached no gradient for {missing} variables that the first pass "
                 "reached. Does `call` depend on something that changes from one call to the next?"
             )
-        taken = ops.convert_to_tensor(True if only_if is None else only_if)
+        taken = ops.convert_to_tensor(only_if)
         self.taken = taken if self.taken is None else ops.logical_or(self.taken, taken)
         self.gradients = summed(dict(zip(self._first, found, strict=True)))
         return [self.gradients[place] for place in self._perturbed]

@@ -225,7 +225,7 @@ class LookSAM(GradientRule):
 
 
 @_register
-class GSAM(GradientRule):
+class GSAM(SAM):
     """Surrogate-gap guided SAM: SAM that also lowers the gap between perturbed and plain loss.
 
     With the gradient `g` of the batch at the weights `w`, over all perturbed variables:
@@ -256,22 +256,17 @@ class GSAM(GradientRule):
         Zhuang et al. 2022, arXiv:2203.08065.
     """
 
-    rho = Hyperparameter()
     alpha = Hyperparameter()
 
     def __init__(
         self, rho: Any = 0.05, alpha: Any = 0.4, exclude_from_perturbation: Any = ()
     ) -> None:
-        super().__init__(exclude_from_perturbation)
-        self.rho = rho
+        super().__init__(rho, exclude_from_perturbation)
         self.alpha = alpha
 
     def gradients(self, batch: Batch) -> Sequence[Tensor]:
         """Returns the gradients at the perturbed weights, less the orthogonal part of the first."""
-        second = batch.gradients_at(
-            lambda: sharpness.perturbation(batch.gradients, batch.scalar("rho"))
-        )
-        second = [backend.dense(gradient) for gradient in second]
+        second = [backend.dense(gradient) for gradient in super().gradients(batch)]
         first = [backend.dense(gradient) for gradient in batch.gradients]
         across = sharpness.without_projection(first, second)
         return backend.add_scaled(second, across, -batch.scalar("alpha"))

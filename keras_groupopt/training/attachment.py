@@ -50,16 +50,17 @@ class Attachment:
         rule._attachment = weakref.ref(self)
         self.gap = mean("sam_gap")
         self.norm = mean("gradient_norm")
-        # Whether a training step was ever taken here: a subclass may have replaced it.
+        # Whether this package's training step ever ran. A subclass may have a step of its own.
         self.used = False
         # What the rule asks for, once the model is compiled with it.
         self.wanted: Wanted | None = None
-        # The optimizer that keeps it. Another class of optimizer keeps nothing for others, so it
-        # is kept here.
+        # The optimizer that keeps the rule's state. Only a `GroupedOptimizer` can. Beside any
+        # other optimizer the state is kept here.
         self._optimizer: GroupedOptimizer | None = None
         self._own: GradientState | None = None
         self.own_variables: list[Any] = []
-        # Walking through the model in each step would be too slow.
+        # Which variables a selector chooses, by the selector and the variables. It would be too
+        # slow to walk through the model in each step.
         self._choices: dict[tuple[Any, ...], list[bool]] = {}
 
     @property
@@ -78,7 +79,7 @@ class Attachment:
         return self._own if self._optimizer is None else self._kept_by(self._optimizer)
 
     def _kept_by(self, optimizer: GroupedOptimizer) -> GradientState | None:
-        """Returns what an optimizer keeps for this model's rule, if it does."""
+        """Returns the state that an optimizer keeps for this model's rule, or `None`."""
         state = None if optimizer._built is None else optimizer._built.gradient_state
         return state if state is not None and state.wanted is self.wanted else None
 
@@ -90,13 +91,13 @@ class Attachment:
     # Compile ------------------------------------------------------------------------------------
 
     def keep_in(self, optimizer: Any) -> None:
-        """Lets an optimizer keep what the rule asks for, if it can.
+        """Makes the state of the rule: in a `GroupedOptimizer`, or here beside any other optimizer.
 
         Args:
             optimizer: The model's optimizer, as compiled.
 
         Raises:
-            TypeError: If the rule has slots, and the optimizer keeps none for others.
+            TypeError: If the rule has slots, and the optimizer is not a `GroupedOptimizer`.
         """
         rule = self.rule
         while getattr(optimizer, "inner_optimizer", None) is not None:
@@ -127,7 +128,7 @@ class Attachment:
     def check_optimizer(self) -> None:
         """Refuses an optimizer that keeps what the rule of another model asked for.
 
-        A step that is compiled already would not notice.
+        A step that was compiled before would go on without an error.
 
         Raises:
             ValueError: If the optimizer was compiled with another model since.
@@ -261,7 +262,8 @@ class Attachment:
             add(self.gap, gap, counts)
         results = list(changed.values())
         if backend.concrete(finite) is None:
-            # Gradients that are not finite tell the optimizer which group is at fault.
+            # If the first gradients are not finite, the optimizer gets them as they are, and
+            # sees in them which group is at fault.
             results = backend.where_lists(finite, results, list(sums.values()))
         gradients = list(first)
         for place, gradient in zip(changed, backend.shares_of_replicas(results), strict=True):
@@ -270,7 +272,7 @@ class Attachment:
 
 
 class _Owner:
-    """Makes variables for a model whose optimizer keeps none for others."""
+    """Makes variables in place of an optimizer, and adds them to a list."""
 
     def __init__(self, variables: list[Any]) -> None:
         self._variables = variables

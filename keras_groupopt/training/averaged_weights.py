@@ -182,7 +182,7 @@ def averages_of(model: Any, asked: str) -> tuple[GroupedOptimizer, Averages]:
 
     Args:
         model: A Keras model.
-        asked: What needs the averages, for errors.
+        asked: The name of what needs the averages, for errors.
 
     Raises:
         TypeError: If the optimizer is not a `GroupedOptimizer`.
@@ -222,7 +222,7 @@ def statistics_pairs(model: Any, averages: Averages, make: bool = False) -> list
 
 
 def synchronize(model: Any) -> None:
-    """Gives variables their values, which `fit` on JAX holds during an epoch."""
+    """Writes the values that `fit` on JAX holds during an epoch into the variables."""
     synchronize = getattr(model, "jax_state_sync", None)
     if synchronize is not None:
         synchronize()
@@ -230,7 +230,7 @@ def synchronize(model: Any) -> None:
 
 @contextlib.contextmanager
 def _no_state_saved_around(outer: Any, optimizer: Any) -> Iterator[None]:
-    """Yields with a `LossScaleOptimizer` that does not save the state of the optimizer inside."""
+    """Keeps a `LossScaleOptimizer` in a block from saving the state of the optimizer inside."""
     if outer is optimizer:
         yield
         return

@@ -133,7 +133,7 @@ class Batch:
 def one_per_variable(what: str, values: Any, variables: Sequence[Any]) -> list[Tensor]:
     """Returns a list of values, after checking that each has the shape of its variable.
 
-    Values of other shapes would be broadcast, which is wrong and raises nothing.
+    Values of other shapes would be broadcast without an error.
 
     Args:
         what: The name of the values, for the error.

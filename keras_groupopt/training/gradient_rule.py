@@ -63,8 +63,8 @@ class GradientRule:
     * `slots`, the names of arrays beside each perturbed weight (float32, zeros at first), which a
       `GroupedOptimizer` keeps and saves;
     * `selectors`, the names of attributes that hold selectors;
-    * `every`, an integer, if one of so many optimizer steps differs from the others.
-      `batch.is_due` is true in that step.
+    * `every`, an integer, if each `every`-th optimizer step differs from the others.
+      `batch.is_due` is true in these steps.
 
     Other arguments of `__init__` belong in `get_config`. To save a model, register the class with
     `keras.saving.register_keras_serializable`.
@@ -96,13 +96,13 @@ class GradientRule:
     selectors: ClassVar[tuple[str, ...]] = ("exclude_from_perturbation",)
     # Whether `gradients` is called at all.
     perturbs: ClassVar[bool] = True
-    # One of so many optimizer steps is due. It is fixed once the model is compiled.
+    # Each `every`-th optimizer step is due. The number is fixed once the model is compiled.
     every: int = 1
     _attachment: weakref.ref[Any] | None = None
 
     def __init__(self, exclude_from_perturbation: Any = ()) -> None:
         self._declared: dict[str, Any] = {}
-        # Numbers that were set to another value than declared, and that no variable holds.
+        # Numbers that were set to another value than the declared one before a variable holds it.
         self._current: dict[str, float] = {}
         self.exclude_from_perturbation = exclude_from_perturbation
 

@@ -51,7 +51,8 @@ class TrainStep:
             return
         functions = {}
         for is_due in (True, False):
-            # With one function for both, JAX would take the second step for the first.
+            # JAX knows what it compiled by the function: with one function for both, it would
+            # use the first step for the second.
             vars(self)["train_step"] = functools.partial(self._known_step, is_due)
             try:
                 make(force=True)

@@ -13,8 +13,8 @@ def grouped_optimizer_of(model: Any, asked: str, advice: str) -> GroupedOptimize
 
     Args:
         model: A Keras model.
-        asked: What needs it, for the error.
-        advice: What to do instead, for the error.
+        asked: The name of what needs it, for the error.
+        advice: What the user can do, for the error.
 
     Raises:
         TypeError: If the model has another optimizer.
@@ -30,7 +30,8 @@ def grouped_optimizer_of(model: Any, asked: str, advice: str) -> GroupedOptimize
 def build_optimizer(model: Any) -> None:
     """Builds the optimizer of a built model.
 
-    Keras would build it within a compiled step, and errors of the plan would come out of there.
+    Otherwise Keras would build it within a compiled step, and errors about the plan would be raised
+    from there.
     """
     if model.built and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)

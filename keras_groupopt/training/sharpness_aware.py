@@ -72,7 +72,7 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
     """
 
     _attachment: Any = None
-    # While the model evaluates, and while only the user's metrics are asked for.
+    # Whether the model is evaluating, and whether only the user's metrics are asked for.
     _evaluating = False
     _only_of_user = False
 
@@ -212,7 +212,7 @@ class SharpnessAware(_backend.TrainStep):  # type: ignore[name-defined]
     @property
     def metrics(self) -> list[Any]:
         """The model's metrics, and those of the training step."""
-        # Keras asks while it makes the model, too.
+        # Keras also reads this while it makes the model, when there is no attachment yet.
         own = self._attachment is not None and self.compiled and not self._only_of_user
         return [*super().metrics, *(self._attachment.metrics if own else ())]
 

@@ -26,8 +26,8 @@ class Recorder(keras.StatelessScope):
     ) -> None:
         super().__init__(state_mapping=mapping, collect_losses=True)
         self.assigned: dict[int, Any] = {}
-        # Values that a layer assigned to a weight, as spectral normalization does. Gradients flow
-        # back to such a value, and not through it, as if it were in the variable.
+        # Values that a layer assigned to a weight, as spectral normalization does. Gradients are
+        # taken at such a value, as if the variable held it, and do not flow on through it.
         self.given: dict[int, Tensor] = {}
         self._differentiated = {id(variable) for variable, _ in mapping}
         self._leaf = leaf

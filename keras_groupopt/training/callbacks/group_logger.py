@@ -16,7 +16,7 @@ from keras_groupopt.selectors.layer_names import plain_names
 from keras_groupopt.step.measurements import NAMES as MEASURED
 from keras_groupopt.training.optimizer_of import build_optimizer
 
-# By option, what only a GroupedOptimizer has for it.
+# What each option reads that only a GroupedOptimizer has.
 _NEEDED = {
     "drift": "anchors",
     "skipped": "a count of skipped steps",

@@ -23,7 +23,7 @@ from keras_groupopt.training.callbacks.snapshot import Snapshot
 from keras_groupopt.training.optimizer_of import build_optimizer, check_is_built
 
 _WHERE = "LearningRateFinder"
-# A sweep ends after so many batches in a row without a step, as gradients are not finite.
+# A sweep ends if so many batches in a row take no step, because gradients are not finite.
 _MOST_SKIPPED = 64
 
 
@@ -56,8 +56,8 @@ class LearningRateFinder:
         groups: Names of the groups to sweep; `None` among them stands for all together. Default:
             every group that moves, if there are several, and all together.
         smoothing: `β` of the mean that smooths the losses, in [0, 1). Default: 0.9.
-        divergence: A sweep ends when the smoothed loss exceeds the lowest one by
-            `divergence − 1` times that; above 1. Default: 4.
+        divergence: A number above 1. A sweep ends when the smoothed loss exceeds the lowest loss by
+            `divergence − 1` times the lowest loss. Default: 4.
 
     Raises:
         ValueError: If a value is out of range.
@@ -192,10 +192,10 @@ class LearningRateFinder:
         planned = [self.minimum * ratio ** (i / (self.steps - 1)) for i in range(self.steps)]
         sweep = _Sweep(self, planned, lambda rate: rates.set(curve, rate))
         try:
-            # The sweep ends it.
+            # The sweep ends the training.
             model.fit(**data, epochs=10**9, verbose=0, callbacks=[sweep])
         except FloatingPointError as error:
-            # With `on_nonfinite="raise"`.
+            # An optimizer with `on_nonfinite="raise"` raises this.
             sweep.diverge(str(error))
         return sweep.curve()
 
@@ -210,7 +210,7 @@ class _Sweep(keras.callbacks.Callback):
         self._raw: list[float] = []
         self._mean = 0.0
         self._first = math.nan
-        # Losses of the micro-batches of the window that is open.
+        # Losses of the micro-batches in the present window of accumulation.
         self._window: list[float] = []
         self._steps_before = 0
         self._batches = 0
@@ -225,7 +225,7 @@ class _Sweep(keras.callbacks.Callback):
         self._batches = 0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        # The loss in the logs is then this batch's alone.
+        # After this, the loss in the logs is that of this batch alone.
         self.model.reset_metrics()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

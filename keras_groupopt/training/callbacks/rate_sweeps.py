@@ -1,4 +1,4 @@
-"""How the rates of a sweep are set: per group, in a compiled step that reads them, or one rate."""
+"""Sets the rates of a sweep: those of groups, which a compiled step reads, or a single one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class OneRate:
         optimizer: A Keras optimizer with one `learning_rate`.
 
     Raises:
-        TypeError: If that cannot be set.
+        TypeError: If that rate cannot be set.
     """
 
     groups: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class GroupRates:
 
     @contextlib.contextmanager
     def _no_run(self) -> Iterator[None]:
-        """Returns a block in which no `fit` is the run that schedules are made for."""
+        """Returns a block in which no `fit` counts as the run that schedules are made for."""
         length, run = self._built.run_length, self._optimizer._run
         if length is not None and not length.look():
             length.pretended = ENDLESS
@@ -116,7 +116,7 @@ class GroupRates:
             model.train_function = before
 
     def set(self, curve: str | None, rate: float) -> None:
-        """Sets the rate of one group, while the others stand still, or for `None` the base."""
+        """Sets the rate of one group, while the others stand still. `None` sets the base rate."""
         for group, variable in self._swept.items():
             factor, own = self._rates[group] if curve is None else (float(group == curve), 0.0)
             variable.assign(rate * factor + own)

@@ -32,7 +32,7 @@ class Snapshot:
         self._model = model
         optimizer = unwrap(model.optimizer)
         built = optimizer._built if isinstance(optimizer, GroupedOptimizer) else None
-        # Before `variables` is read, which takes what is due.
+        # This comes first, because reading `variables` takes the anchors and averages that are due.
         self._put_back_state = None if built is None else saving.remember(optimizer)
         variables = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
         self._values = [
@@ -51,7 +51,7 @@ class Snapshot:
         # On JAX the state of an interrupted epoch would overwrite it later.
         with contextlib.suppress(RuntimeError, ValueError):
             synchronize(self._model)
-        # Also resets metrics that the first `fit` made.
+        # This also resets metrics that the first `fit` made.
         self._model.reset_metrics()
         for variable, values in self._values:
             backend.set_copies(variable, values)

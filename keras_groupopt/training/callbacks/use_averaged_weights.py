@@ -146,7 +146,7 @@ class UseAveragedWeights(keras.callbacks.Callback):
         original = model.evaluate
 
         def evaluate(*args: Any, **kwargs: Any) -> Any:
-            # In `fit` it is Keras' list of callbacks, made for this one `fit`.
+            # `fit` passes Keras' list of callbacks, which is made anew for each `fit`.
             listed = getattr(kwargs.get("callbacks"), "callbacks", [])
             if not any(callback is self for callback in listed):
                 _remove_own_evaluate(model)

@@ -67,7 +67,8 @@ class Call:
     @property
     def drops_rank(self) -> bool:
         """Whether only features are left: pooled over positions, flattened, or one position."""
-        return _rank(self.inputs) > 2 >= _rank(self.outputs)
+        taken, made = (max(map(len, shapes), default=0) for shapes in (self.inputs, self.outputs))
+        return taken > 2 >= made
 
     @property
     def has_attention(self) -> bool:
@@ -118,12 +119,12 @@ def _add(
     nothing: frozenset[int] = frozenset()
     for operation, inputs, outputs in compat.calls(model) or ():
         owner = operation if child is None else child
-        before = nothing.union(*(producers.get(id(tensor), nothing) for tensor in inputs))
+        given = [producers.get(id(tensor), nothing) for tensor in inputs]
+        before = nothing.union(*given)
         if not inputs:
             # An input. The call of a nested model sets the producers of its inputs.
             continue
         if has_graph(operation):
-            given = [producers.get(id(tensor), nothing) for tensor in inputs]
             inner = operation.inputs
             if len(given) != len(inner):
                 given = [before] * len(inner)
@@ -178,7 +179,3 @@ def _is_table(shape: tuple[int, ...], outputs: list[tuple[Any, ...]]) -> bool:
     while shape[:1] == (1,):
         shape = shape[1:]
     return len(shape) < 2 or any(shape == output[-len(shape) :] for output in outputs)
-
-
-def _rank(shapes: list[tuple[Any, ...]]) -> int:
-    return max((len(shape) for shape in shapes), default=0)

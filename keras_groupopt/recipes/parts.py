@@ -35,8 +35,7 @@ class ModelParts:
 
     def selectors(self) -> list[Selector]:
         """Returns one selector per part, from the input to the head."""
-        every = [*self.below, *([self.head] if self.head else [])]
-        return [selector_for(self.catalog, part) for part in every]
+        return [selector_for(self.catalog, part) for part in (*self.below, self.head) if part]
 
 
 def parts_of(model: Any, head: Any = None, blocks: Any = None) -> ModelParts:

@@ -116,7 +116,7 @@ def update_batch_norm(
 
 def _mean_statistics(model: Any, batches: Iterable[Any], estimated: list[Any]) -> list[Any]:
     seen = 0
-    means: list[Any] = []
+    means: list[Any] = [0.0] * len(estimated)
     for batch in batches:
         count = int(ops.shape(keras.tree.flatten(batch)[0])[0])
         if not count:
@@ -125,12 +125,9 @@ def _mean_statistics(model: Any, batches: Iterable[Any], estimated: list[Any]) -
             model(batch, training=True)
         seen += count
         values = [ops.cast(ops.convert_to_tensor(v), "float32") for v in estimated]
-        if not means:
-            means = [ops.copy(value) for value in values]
-        else:
-            share = count / seen
-            means = [m + share * (v - m) for m, v in zip(means, values, strict=True)]
-    if not means:
+        share = count / seen
+        means = [m + share * (v - m) for m, v in zip(means, values, strict=True)]
+    if not seen:
         raise ValueError(
             "`data` must have at least one batch. Received: none. An iterator that was used "
             "before may have reached its end."

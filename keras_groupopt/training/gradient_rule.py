@@ -181,24 +181,16 @@ class GradientRule:
         attachment = self._attached()
         return attachment is not None and attachment.wanted is not None
 
-    def _check_not_compiled(self, name: str, value: Any) -> None:
-        """Refuses to set an attribute that a compiled step has read.
-
-        Raises:
-            AttributeError: If the model is compiled.
-        """
-        if self._is_compiled():
+    def __setattr__(self, name: str, value: Any) -> None:
+        # A compiled step has read these.
+        if (name == "every" or name in self.selectors) and self._is_compiled():
             raise AttributeError(
                 f"`{name}` must be set before the model is compiled, as a compiled step would "
                 f"ignore the change. Received: {name}={value!r}. {_NEW_RULE}"
             )
-
-    def __setattr__(self, name: str, value: Any) -> None:
         if name == "every":
-            self._check_not_compiled(name, value)
             value = check_count(name, value, 1, where=type(self).__name__)
         elif name in self.selectors:
-            self._check_not_compiled(name, value)
             try:
                 value = as_exclusion(value) or ()
             except (TypeError, ValueError) as error:

@@ -66,9 +66,7 @@ class TrainStep(StatefulTrainStep):
                 scaled = self.optimizer.scale_loss(loss)
             scaled.backward()
         gradients = [
-            total(value.grad, scope.given[id(variable)].grad)
-            if id(variable) in scope.given
-            else value.grad
+            total(value.grad, getattr(scope.given.get(id(variable)), "grad", None))
             for variable, value in mapping
         ]
         return loss.detach(), gradients, scope

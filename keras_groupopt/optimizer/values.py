@@ -61,8 +61,7 @@ def learning_rate_ratios(optimizer: Any) -> dict[str, Tensor]:
     at = ops.convert_to_tensor(optimizer.iterations)
     return {
         group.name: group.scalars["learning_rate_ratio"].at(at)
-        for group in require_built(optimizer, "learning_rate_ratios").groups
-        if not group.frozen
+        for group in require_built(optimizer, "learning_rate_ratios").moving_groups
     }
 
 

@@ -37,7 +37,7 @@ def copy_state(
             f"{', '.join(map(str, sorted(steps)))} steps."
         )
     converted.build(list(model.trainable_variables))
-    groups = [part for part in converted._require_built("converting").groups if not part.frozen]
+    groups = converted._require_built("converting").moving_groups
     pairs = {part.name: _pairs(part, owners, strict) for part in groups}
     for step in steps:
         converted.iterations.assign(step)

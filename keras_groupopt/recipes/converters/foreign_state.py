@@ -96,9 +96,7 @@ def load_torch_state(
             "optimizer's entry of a checkpoint."
         )
     built = optimizer._require_built("load_torch_state")
-    targets = {
-        own.path: (part, own) for part in built.groups if not part.frozen for own in part.members
-    }
+    targets = {own.path: (part, own) for part in built.moving_groups for own in part.members}
     decided = transpose if isinstance(transpose, Mapping) else dict.fromkeys(targets, transpose)
     loading = _Loading(targets, decided)
     states = {str(key): value for key, value in state_dict["state"].items()}

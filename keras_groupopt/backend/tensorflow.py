@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
@@ -25,6 +25,8 @@ from keras_groupopt.backend.tensorflow_replicas import sum_over_replicas as sum_
 from keras_groupopt.backend.tensorflow_replicas import without_reduction as without_reduction
 
 Tensor = Any
+# What the names of tracked state begin with: no attribute does.
+_STATE = "/"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -45,6 +47,20 @@ def has_shape(gradient: Tensor, shape: Sequence[int]) -> bool:
         return True
     found = gradient.shape if hasattr(gradient, "shape") else np.shape(gradient)
     return bool(tf.TensorShape(found).is_compatible_with(shape))
+
+
+def track(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Lets `tf.train.Checkpoint` hold an optimizer's state, by key, and nothing older.
+
+    State that was restored before it was made is given here.
+    """
+    # Keras' list of all variables cannot be saved once one was taken out of it.
+    optimizer._delete_tracking("_variables")
+    for name in optimizer._trackable_children():
+        if name.startswith(_STATE):
+            optimizer._delete_tracking(name)
+    for key, variable in state.items():
+        optimizer._track_trackable(variable, _STATE + key, overwrite=True)
 
 
 def is_initialized(variable: Any) -> bool:

@@ -71,6 +71,9 @@ def _version() -> str:
 
 def dtype_of(value: Any) -> str:
     """Returns the name of a variable's or an array's dtype, the same on all backends."""
+    if isinstance(value, keras.Variable):
+        # JAX without 64 bits holds variables of float64 in float32.
+        value = value.value
     return str(keras.backend.standardize_dtype(value.dtype))
 
 

@@ -145,6 +145,7 @@ def keep(optimizer: Any, built: BuiltOptimizer) -> None:
     optimizer._fingerprint.stand_for(built.digest)
     optimizer._built = built
     optimizer._run.last_step = None
+    backend.track(optimizer, checkpoint.entries_of(optimizer, built))
 
 
 def note_unbuilt(optimizer: Any) -> Callable[[], None]:
@@ -155,6 +156,7 @@ def note_unbuilt(optimizer: Any) -> Callable[[], None]:
         untrack(optimizer, compat.tracked_variables(optimizer)[tracked:])
         compat.replace_built_variables(optimizer, [])
         optimizer._fingerprint.stand_for(checkpoint.NOT_BUILT)
+        backend.track(optimizer, {})
         optimizer._built = None
 
     return undo

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from keras_groupopt import checkpoint
+from keras_groupopt import backend, checkpoint
 from keras_groupopt.base import compat, text
 from keras_groupopt.checkpoint.carried import Copies, carried
 from keras_groupopt.optimizer import building
@@ -252,6 +252,7 @@ def _change_gradient_state(optimizer: Any, built: BuiltOptimizer, wanted: Wanted
         raise
     new.go_on_from(old)
     building.untrack(optimizer, [] if old is None else old.variables)
+    backend.track(optimizer, checkpoint.entries_of(optimizer, built))
     built.plan = optimizer._link.with_gradient_rule(
         planning.with_state_bytes(built.plan, built.state_bytes())
     )

@@ -119,8 +119,10 @@ shards = pytest.mark.needs_keras("3.11", reason="one object's variables may not 
         *((road, "subclassed", "float32") for road in ("model", "weights", "weights, built")),
         *(("model", kind, "float32") for kind in ("sequential", "twice nested")),
         *((road, "nested", "bfloat16") for road in ("model", "weights", "dict", "state's file")),
+        *((road, "nested", "float64") for road in ("model", "dict")),
     ],
 )
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
 def test_training_goes_on_bit_for_bit(road, kind, dtype, tmp_path):
     """With a rate and a ratio that were set on the way, and the anchors of the first run."""
     keras.config.set_floatx(dtype)
@@ -131,6 +133,9 @@ def test_training_goes_on_bit_for_bit(road, kind, dtype, tmp_path):
     target = ROADS[road](source, functools.partial(compiled, kind, seed=2), tmp_path)
     assert int(target.optimizer.iterations.numpy()) == 3
     assert_equal(train(target, 1), train(source, 1))
+    if dtype == "float64" and keras.backend.backend() == "jax":
+        # JAX holds it in 32 bits.
+        dtype = "float32"
     assert dtype in {value.dtype.name for value in state(target)}
 
 

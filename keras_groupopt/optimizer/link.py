@@ -125,8 +125,7 @@ class Link:
         overwritten = [i for i, v in enumerate(variables) if compat.overwritten_by_gradient(v)]
         for planned in plan.groups:
             ruled = [v for v in planned.variables if v.position not in overwritten]
-            shapes = [(variable.path, variable.shape) for variable in ruled]
-            making.check_shapes(planned.group.rule, shapes, planned.group.where)
+            making.check_variables(planned.group.rule, ruled, planned.group.where)
         plan = self.with_gradient_rule(planning.without_decay(plan, overwritten))
         return plan, catalog
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras_groupopt.base import compat
@@ -99,25 +99,32 @@ def _check_numbers_of_keras(
             check_finite(name, value, where=where)
 
 
-def check_shapes(
-    rule: RuleSpec | None, shapes: list[tuple[str, tuple[int, ...]]], where: str
-) -> None:
+def check_variables(rule: RuleSpec | None, variables: Sequence[Any], where: str) -> None:
     """Refuses variables that a rule cannot move.
 
     A rule that takes only some shapes has a class method `check_shapes(shapes, where)`.
 
     Args:
         rule: The rule of a group.
-        shapes: The path and the shape of each variable of the group.
+        variables: The planned variables of the group.
         where: The group, for the error.
 
     Raises:
         ValueError: If there is such a variable.
     """
-    if rule is not None:
-        check = getattr(rule_class(rule, where), "check_shapes", None)
-        if check is not None:
-            check(shapes, where)
+    if rule is None:
+        return
+    for variable in variables:
+        if variable.dtype.startswith("complex"):
+            raise ValueError(
+                "A variable that trains must hold real numbers: norms, moments and averages are "
+                f"of real gradients. Received: {variable.path} of dtype {variable.dtype} in "
+                f"{where}, whose rule is {rule.label!r}. Freeze it, or hold its real and imaginary "
+                "parts in two variables."
+            )
+    check = getattr(rule_class(rule, where), "check_shapes", None)
+    if check is not None:
+        check([(variable.path, variable.shape) for variable in variables], where)
 
 
 def rule_of(instance: Any) -> RuleSpec:

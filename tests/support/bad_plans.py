@@ -63,6 +63,10 @@ ANCHORS = rows(
 PLANS = rows(
     ValueError,
     (
+        lambda _: GroupedOptimizer().build([keras.Variable(np.ones(2), dtype="complex64")]),
+        "real numbers … variable of dtype complex64 in group \"default\", whose rule is 'radam'",
+    ),
+    (
         lambda world: world.build({"head": "haed"}),
         'In group "head": Selector `path("haed")` … none of 8 … Nearest paths: \'head\'',
     ),

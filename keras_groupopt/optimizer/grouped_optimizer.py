@@ -386,6 +386,17 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
             "`exclude_from_decay=kgo.default_exclude_from_decay | ...`."
         )
 
+    def __repr__(self) -> str:
+        built, declared = self._built, self._declared
+        groups = declared.groups if built is None else [own.group for own in built.plan.groups]
+        default = declared.defaults.rule
+        rules = {
+            group.name: "frozen" if group.frozen else (group.rule or default).label
+            for group in groups
+        } or {"default": default.label}
+        state = "not built" if built is None else f"{len(built.variables)} variables"
+        return f'<{type(self).__name__} "{self.name}": groups {rules}, {state}>'
+
     def __setattr__(self, name: str, value: Any) -> None:
         # Keras' LossScaleOptimizer switches a factor off, which it then handles itself.
         fixed = name in FIXED or (name == "loss_scale_factor" and value is not None)

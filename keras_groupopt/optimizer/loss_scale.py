@@ -151,6 +151,9 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return getattr(inner, name)
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} around {self.inner_optimizer!r}>"
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name in FIXED and "inner_optimizer" in vars(self):
             setattr(self.inner_optimizer, name, value)

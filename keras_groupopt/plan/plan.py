@@ -190,6 +190,11 @@ class Plan:
             rates = sampled_rates.curves(self, places, total, shares)
         summary(self.to_dict(), rates=rates, **options)
 
+    def __str__(self) -> str:
+        lines: list[str] = []
+        self.summary(print_fn=lines.append)
+        return "\n".join(lines)
+
     def plot(self, steps: int | None = None, path: Any = None, log: bool | None = None) -> Any:
         """Draws each group's rate over a run, and its ratios, decays and momentums if it has any.
 

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from models import dense
 from plan_dicts import EXCLUDED, group, plan, printed, small_plan, variable
 from rich.console import Console
 
+import keras_groupopt as kgo
 from keras_groupopt.plan.views.compare import compare
 from keras_groupopt.plan.views.figures import GroupFigures, memory_text, plan_figures, shares
+from keras_groupopt.plan.views.finder_result import RateCurve, RateCurves
 from keras_groupopt.plan.views.html import MOST_LISTED, to_html
 from keras_groupopt.plan.views.table import summary
 
@@ -313,3 +316,19 @@ def test_a_very_large_group_is_cut_and_says_so():
     assert f"w{MOST_LISTED - 1}<" in html
     assert f"w{MOST_LISTED}<" not in html
     assert "and 7 more" in html
+
+
+def test_plans_optimizers_and_curves_print_as_what_they_are(capsys):
+    groups = [kgo.Group("head", "head", rule="sgd"), kgo.Group("enc", "enc", frozen=True)]
+    model = dense()
+    optimizer = kgo.GroupedOptimizer(groups, model=model, name="own")
+    declared = "<GroupedOptimizer \"own\": groups {'head': 'sgd', 'enc': 'frozen'}, "
+    assert repr(optimizer) == f"{declared}not built>"
+    optimizer.build(model.trainable_variables)
+    assert repr(optimizer) == f"{declared}4 variables>"
+    assert repr(kgo.LossScaleOptimizer(optimizer)) == f"<LossScaleOptimizer around {optimizer!r}>"
+    assert "{'default': 'radam'}" in repr(kgo.GroupedOptimizer())
+    optimizer.plan.summary()
+    assert str(optimizer.plan).split() == capsys.readouterr().out.split()
+    curve = RateCurve((0.1, 1.0, 2.0), (1.0, 0.5, 2.0), (1.0, 0.5, 2.0), 1.0, True)
+    assert repr(RateCurves({None: curve, "head": curve})).endswith("{'all': 0.1, 'head': 0.1})")

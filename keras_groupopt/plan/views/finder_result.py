@@ -75,6 +75,10 @@ class RateCurves:
     def __init__(self, curves: Mapping[str | None, RateCurve]) -> None:
         self.curves = dict(curves)
 
+    def __repr__(self) -> str:
+        named = {"all" if name is None else name: rate for name, rate in self.suggestions.items()}
+        return f"RateCurves(suggestions={named})"
+
     @property
     def suggestions(self) -> dict[str | None, float | None]:
         """A suggested rate for each curve: a tenth of the rate with the lowest loss.

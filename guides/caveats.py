@@ -80,6 +80,8 @@ assert [v.path for v in optimizer.plan.variables if v.decayed] == ["backbone/den
   error that names the variables. Call `optimizer.rebuild(model)`, which keeps the state of the
   rest. To unfreeze a part at another rate, set `layer.trainable = True` and call
   `optimizer.add_group(kgo.Group("backbone", "backbone", learning_rate_ratio=0.1))`.
+* A schedule goes on where it was. If it ended with the first phase, the second trains at its last
+  rate, and you get a warning. `optimizer.restart_schedules()` starts it over and keeps the rest.
 * If you freeze a layer after the first step, its weights and its state stay as they are.
 * After you changed `trainable`, call `optimizer.rebuild(model)`, or call `compile` again. Otherwise
   TensorFlow goes on training a layer that you froze, and you get a warning when `fit` ends. With
@@ -93,6 +95,7 @@ model.compile(optimizer=optimizer, loss="mse")
 model.fit(x, y, verbose=0)
 model.get_layer("backbone").trainable = True
 optimizer.add_group(kgo.Group("backbone", "backbone", learning_rate_ratio=0.1))
+optimizer.restart_schedules()
 model.fit(x, y, verbose=0)
 assert [group.name for group in optimizer.plan.groups] == ["backbone", "default"]
 

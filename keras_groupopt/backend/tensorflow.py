@@ -56,7 +56,7 @@ def track(optimizer: Any, state: Mapping[str, Any]) -> None:
     """
     # Keras' list of all variables cannot be saved once one was taken out of it.
     optimizer._delete_tracking("_variables")
-    for name in optimizer._trackable_children():
+    for name in list(optimizer._unconditional_dependency_names):
         if name.startswith(_STATE):
             optimizer._delete_tracking(name)
     for key, variable in state.items():

@@ -58,10 +58,9 @@ def apply(
     # `torch.compile` cannot read an annotation here.
     missing, skipped = [], []  # type: ignore[var-annotated]
 
-    end = run_length.of_fit(optimizer._link.model, optimizer.gradient_accumulation_steps)
-    if end is not None and end != run.compared_end and run.is_training:
-        run.compared_end = end
-        run_length.warn_if_shorter(built.plan, end, run.warned_short)
+    told = run_length.of_fit(optimizer._link.model, optimizer.gradient_accumulation_steps)
+    if told is not None and run.is_training:
+        values.compare_run_length(optimizer, told if run.done < told else run.done + told)
 
     def step_on_device(sums: list[Tensor | None], samples: Tensor | None) -> None:
         with keras.name_scope(optimizer.name):
@@ -302,7 +301,7 @@ def finalize_variable_values(optimizer: Any, var_list: Sequence[Any]) -> None:
         FloatingPointError: If compiled steps were skipped, as `on_nonfinite` and
             `max_skipped_steps` say.
     """
-    built, link = optimizer._built, optimizer._link
+    built, link, run = optimizer._built, optimizer._link, optimizer._run
     if built is None:
         return
     if not compat.is_readable(optimizer.iterations):
@@ -314,13 +313,14 @@ def finalize_variable_values(optimizer: Any, var_list: Sequence[Any]) -> None:
         ended = {id(variable) for variable in var_list}
         pairs = [pair for pair in optimizer._average_pairs() if id(pair[1]) in ended]
         averages.copy_into_weights(pairs)
-    if optimizer._run.is_training or optimizer.on_nonfinite == "raise":
+    if run.is_training or optimizer.on_nonfinite == "raise":
         optimizer._check_finite()
-    if optimizer._run.is_training:
+    if run.is_training:
         values.report_skipped(optimizer)
         # A further `fit` of the same compiled step could not warn.
-        values.check_run_length(optimizer, backend.on_host(optimizer.iterations))
-    last = optimizer._run.last_step
+        values.note_progress(optimizer)
+        values.check_run_length(optimizer, run.done)
+    last = run.last_step
     if last is None or last.is_in_another(getattr(link.model, "train_function", None)):
         # No step ran, or the model was compiled since the last one.
         return

@@ -271,6 +271,7 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
     bind = binding.bind
     rebuild = rebuilding.rebuild
     add_group = rebuilding.add_group
+    restart_schedules = rebuilding.restart_schedules
     freeze_to = freezing.freeze_to
 
     # Keras' protocol of a step -------------------------------------------------------------------

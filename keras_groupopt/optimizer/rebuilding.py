@@ -11,9 +11,10 @@ from typing import Any
 from keras_groupopt import backend, checkpoint
 from keras_groupopt.base import compat, text
 from keras_groupopt.checkpoint.carried import Copies, carried
-from keras_groupopt.optimizer import building
+from keras_groupopt.optimizer import building, values
 from keras_groupopt.optimizer.binding import check_is_model
 from keras_groupopt.optimizer.declaration import declare
+from keras_groupopt.optimizer.run import require_built
 from keras_groupopt.plan import plan as planning
 from keras_groupopt.plan.group import Group, as_groups
 from keras_groupopt.selectors import layer_paths
@@ -175,6 +176,43 @@ def add_group(optimizer: Any, group: Group) -> checkpoint.Report | None:
             "first."
         )
     return optimizer.rebuild(link.model, groups)
+
+
+def restart_schedules(optimizer: Any) -> None:
+    """Lets every schedule start over at the next step, for a further phase of training.
+
+    `iterations` becomes 0, and for schedules with `total_steps="fit"` the next `fit` tells its own
+    length. All other state stays: moments, averages and anchors, and bias corrections go on, as
+    each group's rule counts its own steps. Call it between two calls of `fit`.
+
+    Raises:
+        ValueError: If the optimizer is not built.
+
+    Example:
+    >>> import keras, numpy as np, keras_groupopt as kgo
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, name="head")])
+    >>> rate = kgo.schedules.Linear(0.1, total_steps="fit")
+    >>> model.compile(kgo.GroupedOptimizer(model=model, learning_rate=rate), loss="mse")
+    >>> for _ in range(2):
+    ...     history = model.fit(np.ones((8, 4)), np.ones((8, 2)), batch_size=2, verbose=0)
+    ...     steps, rate = model.optimizer.iterations, model.optimizer.learning_rate
+    ...     print(int(steps), round(float(rate), 3))
+    ...     model.optimizer.restart_schedules()
+    4 0.0
+    4 0.0
+    """
+    built, run = require_built(optimizer, "restart_schedules"), optimizer._run
+    optimizer.iterations.assign(0)
+    run.total_steps = run.compared_end = None
+    run.warned_short.clear()
+    if built.run_length is not None:
+        built.run_length.forget()
+    values.note_progress(optimizer)
+    if built.guard is not None:
+        built.guard.begin(built.taken())
+    if optimizer._link.model is not None:
+        # A compiled step holds the length that its `fit` told.
+        forget_compiled(optimizer._link.model, ["train"])
 
 
 # The state of a gradient rule --------------------------------------------------------------------

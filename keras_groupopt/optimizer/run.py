@@ -56,6 +56,8 @@ class Run:
         warned_short: The identities of schedules that a warning called too short. Default: none.
         compared_end: The end of the run that schedules were last compared with. Default: `None`.
         last_step: The last step that was eager or traced. Default: none yet.
+        done: The optimizer steps done when the last `fit` ended, or state was loaded. Default: 0.
+        kept_total: The length of the run that was kept then. Default: `None`.
     """
 
     pending: tuple[checkpoint.Saved, checkpoint.Terms] | None = None
@@ -68,6 +70,8 @@ class Run:
     warned_short: set[int] = dataclasses.field(default_factory=set)
     compared_end: int | None = None
     last_step: LastStep | None = None
+    done: int = 0
+    kept_total: int | None = None
 
     def freeze(self, names: Sequence[str], built: BuiltOptimizer) -> None:
         """Freezes the variables of some groups, and lets those go on that it froze before.

@@ -8,6 +8,7 @@ from typing import Any
 
 from keras_groupopt import backend, checkpoint
 from keras_groupopt.base import text
+from keras_groupopt.optimizer import values
 from keras_groupopt.optimizer.run import require_built
 
 # What Keras calls -------------------------------------------------------------------------------
@@ -222,6 +223,7 @@ def accept(optimizer: Any, saved: checkpoint.Saved, terms: checkpoint.Terms) -> 
         )
     checkpoint.give(optimizer, built, saved, terms, link.resting)
     run.pending = None
+    values.note_progress(optimizer)
     return terms.report
 
 

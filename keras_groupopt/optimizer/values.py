@@ -137,6 +137,28 @@ def set_total_steps(optimizer: Any, total_steps: int) -> None:
     optimizer._built.run_length.set(total)
 
 
+def compare_run_length(optimizer: Any, end: int) -> None:
+    """Warns of schedules that end before the run, once for each end of it.
+
+    Args:
+        optimizer: A built `GroupedOptimizer`.
+        end: The optimizer step at which the run ends.
+    """
+    run = optimizer._run
+    if end != run.compared_end:
+        run.compared_end = end
+        with horizon(run.kept_total):
+            run_length.warn_if_shorter(optimizer._built.plan, end, run.warned_short)
+
+
+def note_progress(optimizer: Any) -> None:
+    """Notes how far the run is, which a compiled step cannot read."""
+    built, run = optimizer._built, optimizer._run
+    run.done = backend.on_host(optimizer.iterations)
+    if built.run_length is not None:
+        run.kept_total = backend.on_host(built.run_length.variable) or None
+
+
 def check_run_length(optimizer: Any, end: int) -> None:
     """Warns, once for each, about schedules made for fewer steps than the run has.
 

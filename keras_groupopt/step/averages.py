@@ -73,7 +73,8 @@ class Averages(Kept):
             self._move(pairs, step, None)
             return
         done = ops.cast(step, "int32") + 1
-        begun = done > start
+        # Steps are counted anew where schedules start over; averages go on.
+        begun = ops.logical_or(done > start, ops.convert_to_tensor(self.made) > 0)
         moves = ops.logical_and(begun, ops.equal((done - start) % every, 0))
         active = ops.logical_or(ops.logical_not(begun), moves)
         backend.run_if(active, lambda: self._move(pairs, step, begun), variables)

@@ -95,6 +95,11 @@ class RunLength(Kept):
         if self.pretended is None:
             self.variable.assign(total)
 
+    def forget(self) -> None:
+        """Forgets the length, so that the next `fit` tells its own."""
+        self.variable.assign(0)
+        self._seen = False
+
     def set(self, total: int) -> None:
         """Sets the length."""
         self.variable.assign(total)
@@ -144,8 +149,9 @@ def warn_if_shorter(plan: Plan, end: int, said: set[int]) -> None:
             said.add(id(schedule))
             warnings.warn(
                 f"{type(schedule).__name__} is made for {length} optimizer steps, and the run has "
-                f"{end}: {', '.join(fields)} will not move as it says after step {length}. Give it "
-                "the steps of the run.",
+                f"{end}: {', '.join(fields)} will not move as it says after step {length}. Call "
+                "`optimizer.restart_schedules()` before a further `fit`, or give it the steps of "
+                "all (`optimizer.total_steps`, if it ends with the run).",
                 stacklevel=3,
             )
 

@@ -124,6 +124,45 @@ def test_a_further_fit_goes_on_past_the_end_and_says_so():
     assert not equal(fit(model, callbacks=[kgo.GroupLogger()]), before)
 
 
+@pytest.mark.parametrize("options", [{}, {"ema": kgo.EMA(0.5, start=2)}], ids=["plain", "averages"])
+def test_a_second_phase_starts_its_schedules_over_and_keeps_all_else(options):
+    model = compiled(**options)
+    fit(model)
+    before, moments = arrays(model), arrays(model.optimizer.variables[-2:])
+    held = averages(model) if options else []
+    model.optimizer.restart_schedules()
+    assert (total(model), number(model.optimizer.iterations)) == (0, 0)
+    assert equal(arrays(model.optimizer.variables[-2:]), moments)
+    rates = []
+
+    class Read(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            rates.append(number(self.model.optimizer.learning_rate))
+
+    fit(model, 3, callbacks=[Read()])
+    assert (total(model), number(model.optimizer.iterations)) == (12, 12)
+    assert rates[:2] == [0.0625, 0.0625]
+    assert not equal(arrays(model), before)
+    if options:
+        # Averages go on, though the step that they begin at is still ahead of the count.
+        assert not equal(averages(model), held)
+        assert not equal(averages(model), arrays(model.trainable_variables))
+
+
+def test_a_phase_past_the_end_of_its_schedules_is_told_before_it_trains():
+    model = compiled()
+    fit(model)
+    model.optimizer.rebuild(model)
+    told = []
+
+    def count(batch, logs):
+        told.append(sum("restart_schedules()" in str(each.message) for each in seen))
+
+    with pytest.warns(UserWarning, match="made for 8 optimizer steps") as seen:
+        fit(model, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=count)])
+    assert set(told) == {1}
+
+
 def test_a_schedule_that_is_new_to_a_resumed_run_ends_with_the_further_fit():
     model = compiled(0.01)
     fit(model)

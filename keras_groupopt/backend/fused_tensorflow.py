@@ -18,7 +18,7 @@ from keras_groupopt.backend.fused_step import FusedStep, ListStep
 from keras_groupopt.backend.tensorflow_replicas import raw
 
 Tensor = Any
-# Takes the handle of a variable, its gradient as it came, and the handles of its slots.
+# Takes the handle of a variable, its scaled gradient, and the handles of its slots.
 Move = Callable[..., None]
 
 _raw_ops = tf.raw_ops
@@ -43,7 +43,7 @@ def fused_step(kind: str) -> FusedStep | None:
             weight = raw(own.variable).handle
             if scalars.decay is not None and own.is_decayed:
                 _decay(scalars, weight, None if own.anchor is None else raw(own.anchor).handle)
-            move(weight, gradient, *(raw(slot).handle for slot in own.fused_slots))
+            move(weight, scalars.scaled(gradient), *(raw(slot).handle for slot in own.fused_slots))
 
     return fused
 
@@ -135,7 +135,7 @@ def _adam_move(
             beta1=beta_1,
             beta2=beta_2,
             epsilon=epsilon,
-            grad=own.scaled(gradient),
+            grad=gradient,
         )
 
     return move
@@ -174,7 +174,6 @@ def _adam(rule: Any, own: _Scalars) -> Move:
     shares = [own.of(1.0 - beta) for beta in (rule.beta_1, rule.beta_2)]
 
     def move(weight: Tensor, gradient: Tensor, m: Tensor, v: Tensor, largest: Tensor) -> None:
-        gradient = own.scaled(gradient)
         mean = own.moved(m, gradient, shares[0])
         top = tf.maximum(own.read(largest), own.moved(v, tf.square(gradient), shares[1]))
         _raw_ops.AssignVariableOp(resource=largest, value=top)
@@ -203,16 +202,8 @@ def _adan(rule: Any, own: _Scalars) -> Move:
     shares = [own.of(1.0 - beta) for beta in (rule.beta_1, rule.beta_2, rule.beta_3)]
     one = tf.constant(1.0)
 
-    def move(
-        weight: Tensor,
-        gradient: Tensor,
-        m: Tensor,
-        d: Tensor,
-        n: Tensor,
-        last: Tensor,
-        started: Tensor,
-    ) -> None:
-        gradient = own.scaled(gradient)
+    def move(weight: Tensor, gradient: Tensor, *slots: Tensor) -> None:
+        m, d, n, last, started = slots
         # The mark is 1, or 0 if there is no last gradient.
         mark = own.of(_raw_ops.ReadVariableOp(resource=started, dtype=tf.float32))
         change = (gradient - own.read(last)) * mark
@@ -233,7 +224,6 @@ def _ademamix(rule: Any, own: _Scalars) -> Move:
     shares = [own.of(1.0 - beta) for beta in (rule.beta_1, rule.beta_2)]
 
     def move(weight: Tensor, gradient: Tensor, m: Tensor, s: Tensor, v: Tensor) -> None:
-        gradient = own.scaled(gradient)
         step = own.moved(m, gradient, shares[0]) * of_m + own.moved(s, gradient, slow_share) * of_s
         step /= tf.sqrt(own.moved(v, tf.square(gradient), shares[1])) * of_root + epsilon
         _raw_ops.AssignSubVariableOp(resource=weight, value=step)
@@ -242,8 +232,10 @@ def _ademamix(rule: Any, own: _Scalars) -> Move:
 
 
 def _sgd(rule: Any, own: _Scalars) -> Move:
-    # Gradients enter only as multiples.
-    rate = own.rate if own.scale is None else own.rate * own.scale
+    rate = own.rate
+    if own.scale is not None:
+        # Gradients enter only as multiples: the rate scales them, in one operation for all.
+        rate, own.scale = rate * own.scale, None
 
     def plain(weight: Tensor, gradient: Tensor) -> None:
         _raw_ops.ResourceApplyGradientDescent(var=weight, alpha=rate, delta=gradient)
@@ -271,7 +263,6 @@ def _lion(rule: Any, own: _Scalars) -> Move:
 
     def move(weight: Tensor, gradient: Tensor, m: Tensor) -> None:
         # Operation by operation Keras': what is near zero has a sign too.
-        gradient = own.scaled(gradient)
         old = own.read(m)
         step = own.rate * tf.sign(old * beta_1 + gradient * rest_1)
         _raw_ops.AssignVariableOp(resource=m, value=old * beta_2 + gradient * rest_2)
@@ -292,7 +283,6 @@ def _rmsprop(rule: Any, own: _Scalars) -> Move:
         return new
 
     def move(weight: Tensor, gradient: Tensor, v: Tensor, mean: Tensor | None = None) -> None:
-        gradient = own.scaled(gradient)
         second = moved(v, tf.square(gradient))
         if mean is not None:
             second -= tf.square(moved(mean, gradient))
@@ -306,15 +296,13 @@ def _rmsprop_with_momentum(rule: Any, own: _Scalars, rho: Tensor, epsilon: Tenso
     same = {"lr": own.rate, "rho": rho, "momentum": own.of(rule.momentum), "epsilon": epsilon}
 
     def move(weight: Tensor, gradient: Tensor, v: Tensor, momentum: Tensor) -> None:
-        _raw_ops.ResourceApplyRMSProp(
-            var=weight, ms=v, mom=momentum, grad=own.scaled(gradient), **same
-        )
+        _raw_ops.ResourceApplyRMSProp(var=weight, ms=v, mom=momentum, grad=gradient, **same)
 
     def centered(
         weight: Tensor, gradient: Tensor, v: Tensor, momentum: Tensor, mean: Tensor
     ) -> None:
         _raw_ops.ResourceApplyCenteredRMSProp(
-            var=weight, mg=mean, ms=v, mom=momentum, grad=own.scaled(gradient), **same
+            var=weight, mg=mean, ms=v, mom=momentum, grad=gradient, **same
         )
 
     return centered if rule.centered else move
@@ -324,7 +312,6 @@ def _adagrad(rule: Any, own: _Scalars) -> Move:
     epsilon = own.of(rule.epsilon)
 
     def move(weight: Tensor, gradient: Tensor, total: Tensor) -> None:
-        gradient = own.scaled(gradient)
         _raw_ops.AssignAddVariableOp(resource=total, value=tf.square(gradient))
         step = gradient * own.rate / tf.sqrt(own.read(total) + epsilon)
         _raw_ops.AssignSubVariableOp(resource=weight, value=step)

@@ -1,25 +1,21 @@
-"""Steps of whole lists on torch: its fused kernels, and its foreach functions block by block.
-
-A chain of foreach functions passes over memory once for each. Over a block that fits into the
-cache only the first does; large variables are cut into such blocks, small ones share one. What
-happens to an element does not depend on which other variables are in the list.
-"""
+"""Steps of whole lists on torch: its fused kernels, and its foreach functions block by block."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from keras import ops
 
 from keras_groupopt.backend.fused_step import FusedStep, ListStep
+from keras_groupopt.backend.torch_blocks import BLOCK_SIZES, blocks_of, by_device_and_dtype
 from keras_groupopt.base import compat
 
 Tensor = Any
+Tensors = Sequence[Tensor]
+Move = Callable[..., None]
 
-# Values in a block. A processor's cache holds few blocks; of launches a GPU wants few.
-_BLOCK = {"cpu": 1 << 20, "cuda": 1 << 26}
 _DTYPES = (torch.float32, torch.float64)
 
 
@@ -39,21 +35,13 @@ def fused_step(kind: str) -> FusedStep | None:
     return torch.no_grad()(fused)
 
 
-def by_device_and_dtype(tensors: Sequence[Tensor]) -> list[list[int]]:
-    """Returns the places of tensors that a function on lists can take together."""
-    groups: dict[tuple[Any, Any], list[int]] = {}
-    for index, tensor in enumerate(tensors):
-        groups.setdefault((tensor.device, tensor.dtype), []).append(index)
-    return list(groups.values())
-
-
-def are_fusible(gradients: Sequence[Tensor], variables: Sequence[Any]) -> list[bool]:
+def are_fusible(gradients: Tensors, variables: Sequence[Any]) -> list[bool]:
     """Returns for each gradient and its variable whether a fused step takes them."""
     return [
         gradient.layout is torch.strided
         and value.dtype in _DTYPES
         and value.is_contiguous()
-        and value.device.type in _BLOCK
+        and value.device.type in BLOCK_SIZES
         and gradient.device == value.device
         and gradient.dtype == value.dtype
         and gradient.shape == value.shape
@@ -76,12 +64,12 @@ def _run(step: ListStep, prepare: Callable[..., Move]) -> None:
         def scalar(value: Any, device: Any = device, dtype: Any = dtype) -> Tensor:
             return torch.as_tensor(value, dtype=dtype, device=device)
 
-        move = prepare(step.rule, step.rate, scalar)
+        move = prepare(step.rule, scalar(step.rate))
         scale = None if step.scale is None else scalar(step.scale)
         share = None if step.decay is None else scalar(step.decay)
         # Not times 1 − share, which rounds a small share away.
         back = None if share is None else -share
-        for block in _blocks(weights, places, _BLOCK[device.type]):
+        for block in blocks_of(weights, places):
             own = block.of(weights)
             moved_by = block.of(gradients)
             if scale is not None:
@@ -100,72 +88,21 @@ def _run(step: ListStep, prepare: Callable[..., Move]) -> None:
             move(own, moved_by, *(block.of(slot) for slot in slots))
 
 
-Move = Callable[..., None]
-
-
-class _Block:
-    """Variables, or a part of one, that are moved at once.
-
-    Args:
-        places: The places of the variables in the list.
-        part: The first value of the part and the one after its last; `None` for whole variables.
-    """
-
-    def __init__(self, places: list[int], part: tuple[int, int] | None = None) -> None:
-        self.places = places
-        self._part = part
-
-    def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Returns what belongs to the block, of tensors parallel to the variables.
-
-        What has no elements of its own, such as a mark, belongs to all parts.
-        """
-        found = [tensors[place] for place in self.places]
-        if self._part is None:
-            return found
-        first, end = self._part
-        return [t if t is None or t.dim() == 0 else t.view(-1)[first:end] for t in found]
-
-
-def _blocks(weights: Sequence[Tensor], places: Sequence[int], size: int) -> Iterator[_Block]:
-    together: list[int] = []
-    count = 0
-    for place in places:
-        values = weights[place].numel()
-        if values > size:
-            for first in range(0, values, size):
-                yield _Block([place], (first, min(values, first + size)))
-            continue
-        if count + values > size:
-            yield _Block(together)
-            together, count = [], 0
-        together.append(place)
-        count += values
-    if together:
-        yield _Block(together)
-
-
 # The rules ------------------------------------------------------------------------------------
-# Each takes the rule, the rate and a function that makes a scalar of the variables' dtype and
-# device, and returns what moves a block: weights, gradients that may not be written to, slots.
+# Each takes the rule and the rate, a scalar of the variables' dtype and device. It returns what
+# moves a block: a function of weights, gradients that it may not write to, and slots.
 
 
-def _adam_move(
-    rate: Tensor, beta_1: float, beta_2: float, epsilon: float, amsgrad: bool = False
-) -> Move:
+def _adam_move(rule: Any, rate: Tensor) -> Move:
     """`m ← β₁ m + (1 − β₁) g`, `v ← β₂ v + (1 − β₂) g²`, `w ← w − rate · m / (√v + ε)`."""
     if torch.compiler.is_compiling():
         # The fused kernel is none that a compiler can look into.
-        return _adam_chain(rate, beta_1, beta_2, epsilon)
+        return _adam_chain(rule, rate)
     # torch's own bias corrections are 1 after so many steps: Keras' are in the rate.
     forever = torch.full((), float("inf"), dtype=torch.float32, device=rate.device)
 
     def move(
-        weights: list[Tensor],
-        gradients: list[Tensor],
-        m: list[Tensor],
-        v: list[Tensor],
-        largest: Sequence[Tensor] = (),
+        weights: Tensors, gradients: Tensors, m: Tensors, v: Tensors, largest: Tensors = ()
     ) -> None:
         torch._fused_adam_(
             weights,
@@ -175,30 +112,26 @@ def _adam_move(
             list(largest),
             [forever] * len(weights),
             lr=rate,
-            beta1=beta_1,
-            beta2=beta_2,
+            beta1=rule.beta_1,
+            beta2=rule.beta_2,
             weight_decay=0.0,
-            eps=epsilon,
-            amsgrad=amsgrad,
+            eps=rule.epsilon,
+            amsgrad=bool(largest),
             maximize=False,
         )
 
     return move
 
 
-def _adam_chain(rate: Tensor, beta_1: float, beta_2: float, epsilon: float) -> Move:
+def _adam_chain(rule: Any, rate: Tensor) -> Move:
     def move(
-        weights: list[Tensor],
-        gradients: list[Tensor],
-        m: list[Tensor],
-        v: list[Tensor],
-        largest: Sequence[Tensor] = (),
+        weights: Tensors, gradients: Tensors, m: Tensors, v: Tensors, largest: Tensors = ()
     ) -> None:
-        _moments(beta_1, beta_2, gradients, m, v)
+        _moments(rule, gradients, m, v)
         if largest:
             torch._foreach_maximum_(largest, v)
         roots = torch._foreach_sqrt(largest or v)
-        torch._foreach_add_(roots, epsilon)
+        torch._foreach_add_(roots, rule.epsilon)
         steps = torch._foreach_mul(m, rate)
         torch._foreach_div_(steps, roots)
         torch._foreach_sub_(weights, steps)
@@ -206,58 +139,47 @@ def _adam_chain(rate: Tensor, beta_1: float, beta_2: float, epsilon: float) -> M
     return move
 
 
-def _moments(
-    beta_1: float, beta_2: float, gradients: list[Tensor], m: list[Tensor], v: list[Tensor]
-) -> None:
-    torch._foreach_lerp_(m, gradients, 1.0 - beta_1)
-    torch._foreach_mul_(v, beta_2)
-    torch._foreach_addcmul_(v, gradients, gradients, value=1.0 - beta_2)
+def _moments(rule: Any, gradients: Tensors, m: Tensors, v: Tensors) -> None:
+    torch._foreach_lerp_(m, gradients, 1.0 - rule.beta_1)
+    torch._foreach_mul_(v, rule.beta_2)
+    torch._foreach_addcmul_(v, gradients, gradients, value=1.0 - rule.beta_2)
 
 
 def _move_by_two_means(
-    weights: list[Tensor],
-    means: tuple[list[Tensor], list[Tensor]],
-    squares: list[Tensor],
-    factors: tuple[Tensor, Tensor, Tensor],
-    rate: Tensor,
-    epsilon: float,
+    rule: Any, rate: Tensor, weights: Tensors, means: Sequence[Tensors], factors: Sequence[Tensor]
 ) -> None:
-    """Moves weights by `rate (a m₁ + b m₂) / (c √v + ε)`, with a, b and c as `factors`."""
+    """Moves weights by `rate (a m₁ + b m₂) / (c √v + ε)`, with m₁, m₂, v and a, b, c as given."""
+    first, second, squares = means
     roots = torch._foreach_sqrt(squares)
     torch._foreach_mul_(roots, factors[2])
-    torch._foreach_add_(roots, epsilon)
-    steps = torch._foreach_mul(means[0], factors[0])
-    torch._foreach_add_(steps, torch._foreach_mul(means[1], factors[1]))
+    torch._foreach_add_(roots, rule.epsilon)
+    steps = torch._foreach_mul(first, factors[0])
+    torch._foreach_add_(steps, torch._foreach_mul(second, factors[1]))
     torch._foreach_mul_(steps, rate)
     torch._foreach_div_(steps, roots)
     torch._foreach_sub_(weights, steps)
 
 
-def _adam(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
-    step = scalar(ops.convert_to_tensor(rule.iterations)) + 1
+def _adam(rule: Any, rate: Tensor) -> Move:
+    step = ops.convert_to_tensor(rule.iterations).to(rate) + 1
     # As Keras rounds them.
-    first, second = (1 - torch.pow(scalar(beta), step) for beta in (rule.beta_1, rule.beta_2))
-    corrected = scalar(rate) * torch.sqrt(second) / first
-    return _adam_move(corrected, rule.beta_1, rule.beta_2, rule.epsilon, rule.amsgrad)
+    powers = (torch.pow(torch.full_like(rate, beta), step) for beta in (rule.beta_1, rule.beta_2))
+    first, second = (1 - power for power in powers)
+    return _adam_move(rule, rate * torch.sqrt(second) / first)
 
 
-def _radam(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
-    own = scalar(rate)
-    correction, trusted, factor = rule.corrections(str(own.dtype).removeprefix("torch."))
-    plain = own / correction
-    adaptive = _adam_move(plain * factor, rule.beta_1, rule.beta_2, rule.epsilon)
-    one = torch.ones_like(own)
+def _radam(rule: Any, rate: Tensor) -> Move:
+    correction, trusted, factor = rule.corrections(str(rate.dtype).removeprefix("torch."))
+    plain = rate / correction
+    adaptive = _adam_move(rule, plain * factor)
+    one = torch.ones_like(rate)
 
-    def not_adaptive(
-        weights: list[Tensor], gradients: list[Tensor], m: list[Tensor], v: list[Tensor]
-    ) -> None:
-        _moments(rule.beta_1, rule.beta_2, gradients, m, v)
+    def not_adaptive(weights: Tensors, gradients: Tensors, m: Tensors, v: Tensors) -> None:
+        _moments(rule, gradients, m, v)
         torch._foreach_sub_(weights, torch._foreach_mul(m, plain))
 
-    def either(
-        weights: list[Tensor], gradients: list[Tensor], m: list[Tensor], v: list[Tensor]
-    ) -> None:
-        _moments(rule.beta_1, rule.beta_2, gradients, m, v)
+    def either(weights: Tensors, gradients: Tensors, m: Tensors, v: Tensors) -> None:
+        _moments(rule, gradients, m, v)
         roots = torch._foreach_sqrt(v)
         torch._foreach_add_(roots, rule.epsilon)
         steps = torch._foreach_div(m, [torch.where(trusted, root, one) for root in roots])
@@ -266,25 +188,17 @@ def _radam(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
 
     if isinstance(trusted, bool):
         return adaptive if trusted else not_adaptive
-    if own.device.type != "cpu" or torch.compiler.is_compiling():
+    if rate.device.type != "cpu" or torch.compiler.is_compiling():
         # The host would have to wait for the device.
         return either
     return adaptive if bool(trusted) else not_adaptive
 
 
-def _adan(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
-    own = scalar(rate)
-    of_m, of_d, of_root = rule.corrections(str(own.dtype).removeprefix("torch."))
+def _adan(rule: Any, rate: Tensor) -> Move:
+    factors = rule.corrections(str(rate.dtype).removeprefix("torch."))
 
-    def move(
-        weights: list[Tensor],
-        gradients: list[Tensor],
-        m: list[Tensor],
-        d: list[Tensor],
-        n: list[Tensor],
-        last: list[Tensor],
-        started: list[Tensor],
-    ) -> None:
+    def move(weights: Tensors, gradients: Tensors, *slots: Tensors) -> None:
+        m, d, n, last, started = slots
         changes = torch._foreach_sub(gradients, last)
         for change, mark in zip(changes, started, strict=True):
             change.mul_(mark.to(change.dtype))
@@ -295,37 +209,28 @@ def _adan(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
         torch._foreach_add_(changes, gradients)
         torch._foreach_mul_(n, rule.beta_3)
         torch._foreach_addcmul_(n, changes, changes, value=1.0 - rule.beta_3)
-        _move_by_two_means(weights, (m, d), n, (of_m, of_d, of_root), own, rule.epsilon)
+        _move_by_two_means(rule, rate, weights, (m, d, n), factors)
 
     return move
 
 
-def _ademamix(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
-    own = scalar(rate)
-    of_m, of_s, of_root, slow_share = rule.corrections(str(own.dtype).removeprefix("torch."))
+def _ademamix(rule: Any, rate: Tensor) -> Move:
+    *factors, slow_share = rule.corrections(str(rate.dtype).removeprefix("torch."))
 
-    def move(
-        weights: list[Tensor],
-        gradients: list[Tensor],
-        m: list[Tensor],
-        s: list[Tensor],
-        v: list[Tensor],
-    ) -> None:
-        _moments(rule.beta_1, rule.beta_2, gradients, m, v)
+    def move(weights: Tensors, gradients: Tensors, m: Tensors, s: Tensors, v: Tensors) -> None:
+        _moments(rule, gradients, m, v)
         changes = torch._foreach_sub(gradients, s)
         torch._foreach_mul_(changes, slow_share)
         torch._foreach_add_(s, changes)
-        _move_by_two_means(weights, (m, s), v, (of_m, of_s, of_root), own, rule.epsilon)
+        _move_by_two_means(rule, rate, weights, (m, s, v), factors)
 
     return move
 
 
-def _sgd(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
-    backward = -scalar(rate)
+def _sgd(rule: Any, rate: Tensor) -> Move:
+    backward = -rate
 
-    def move(
-        weights: list[Tensor], gradients: list[Tensor], velocities: Sequence[Tensor] = ()
-    ) -> None:
+    def move(weights: Tensors, gradients: Tensors, velocities: Tensors = ()) -> None:
         steps = torch._foreach_mul(gradients, backward)
         if not velocities:
             torch._foreach_add_(weights, steps)
@@ -341,15 +246,13 @@ def _sgd(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
     return move
 
 
-def _lion(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
-    own = scalar(rate)
-
-    def move(weights: list[Tensor], gradients: list[Tensor], m: list[Tensor]) -> None:
+def _lion(rule: Any, rate: Tensor) -> Move:
+    def move(weights: Tensors, gradients: Tensors, m: Tensors) -> None:
         # Operation by operation Keras': what is near zero has a sign too.
         steps = torch._foreach_mul(m, rule.beta_1)
         torch._foreach_add_(steps, gradients, alpha=1 - rule.beta_1)
         torch._foreach_sign_(steps)
-        torch._foreach_mul_(steps, own)
+        torch._foreach_mul_(steps, rate)
         torch._foreach_sub_(weights, steps)
         torch._foreach_mul_(m, rule.beta_2)
         torch._foreach_add_(m, gradients, alpha=1 - rule.beta_2)
@@ -357,12 +260,8 @@ def _lion(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
     return move
 
 
-def _rmsprop(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
-    own = scalar(rate)
-
-    def move(
-        weights: list[Tensor], gradients: list[Tensor], v: list[Tensor], *rest: list[Tensor]
-    ) -> None:
+def _rmsprop(rule: Any, rate: Tensor) -> Move:
+    def move(weights: Tensors, gradients: Tensors, v: Tensors, *rest: Tensors) -> None:
         more = list(rest)
         momentums = more.pop(0) if rule.momentum > 0 else []
         torch._foreach_mul_(v, rule.rho)
@@ -374,7 +273,7 @@ def _rmsprop(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
             torch._foreach_add_(means, gradients, alpha=1 - rule.rho)
             torch._foreach_addcmul_(roots, means, means, value=-1)
         torch._foreach_sqrt_(roots)
-        steps = torch._foreach_mul(gradients, own)
+        steps = torch._foreach_mul(gradients, rate)
         torch._foreach_div_(steps, roots)
         if momentums:
             torch._foreach_mul_(momentums, rule.momentum)
@@ -384,14 +283,12 @@ def _rmsprop(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
     return move
 
 
-def _adagrad(rule: Any, rate: Tensor, scalar: Callable[[Any], Tensor]) -> Move:
-    own = scalar(rate)
-
-    def move(weights: list[Tensor], gradients: list[Tensor], sums: list[Tensor]) -> None:
+def _adagrad(rule: Any, rate: Tensor) -> Move:
+    def move(weights: Tensors, gradients: Tensors, sums: Tensors) -> None:
         torch._foreach_addcmul_(sums, gradients, gradients)
         roots = torch._foreach_add(sums, rule.epsilon)
         torch._foreach_sqrt_(roots)
-        steps = torch._foreach_mul(gradients, own)
+        steps = torch._foreach_mul(gradients, rate)
         torch._foreach_div_(steps, roots)
         torch._foreach_sub_(weights, steps)
 

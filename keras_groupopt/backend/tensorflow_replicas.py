@@ -1,8 +1,8 @@
 """Replicas of a `tf.distribute` strategy: one reduction, then the same step on each device.
 
-A step runs where `strategy.extended.update` runs it: once for each device, reading and assigning
-that device's copy of every variable. There it may branch, which a call that merges replicas may
-not, and nothing in it has to merge replicas again.
+`strategy.extended.update` runs a step once for each device. The step reads and assigns that
+device's copy of every variable. It may branch there, and it never has to merge replicas. A call
+that merges replicas may not be under a condition.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from keras_groupopt.base import compat
 
 Tensor = Any
 
-# Each copies every variable to every device, and keeps the copies equal.
+# Each of these strategies keeps a copy of every variable on every device, and all copies equal.
 _STRATEGIES = (
     tf.distribute.MirroredStrategy,
     tf.distribute.MultiWorkerMirroredStrategy,
@@ -39,25 +39,25 @@ def over_replicas(
 
     Args:
         function: Takes the gradients; assigns to some of `variables` and to nothing else.
-        gradients: One replica's, without `None`.
-        variables: Every Keras variable that `function` reads or assigns; the first is the
-            optimizer's.
-        largest: Per gradient, whether the largest over replicas counts, not the sum.
+        gradients: The gradients of one replica, without `None`.
+        variables: Every Keras variable that `function` reads or assigns. The first is a variable
+            of the optimizer.
+        largest: For each gradient, whether replicas are reduced to the largest value and not to
+            the sum. Default: to the sum for all.
 
     Raises:
-        NotImplementedError: If the strategy keeps no equal copies, or XLA compiles the replicas.
+        NotImplementedError: If the strategy does not keep equal copies, or if XLA compiles the
+            replicas.
         ValueError: If a variable was not made under the strategy.
     """
-    if _is_within_step():
-        function(list(gradients))
-        return
-    strategy = _strategy_of(variables)
+    strategy = None if _is_within_step() else _strategy_of(variables)
     if strategy is None:
         function(list(gradients))
         return
     if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
         if tf.__internal__.distribute.strategy_supports_no_merge_call():
-            # There is no update per device then, and an assignment would reduce by itself.
+            # In a step that XLA compiles, nothing can run once per device, and each assignment
+            # would reduce its value over the replicas.
             raise NotImplementedError(
                 f"A model under {type(strategy).__name__} must be compiled without XLA. Received: "
                 "a step that XLA compiles. Use `compile(..., jit_compile=False)`."
@@ -92,7 +92,8 @@ def _on_each_device(
             try:
                 function(list(gradients))
             except Exception as error:
-                # The other devices have to do what this one did before it failed.
+                # The other devices must make the same calls that this one made before it failed,
+                # so the error is raised after all of them.
                 errors.append(error)
 
     strategy.extended.update(raw(variable), step, args=(gradients,), group=False)
@@ -189,7 +190,7 @@ def on_devices_of(variables: Sequence[Any]) -> AbstractContextManager[Any]:
     """Returns a context in which variables are made on the devices that `variables` are on.
 
     Raises:
-        ValueError: If it is asked for in one of several replicas, each of which would make its own.
+        ValueError: If it is called in one of several replicas. Each would make its own variables.
     """
     if tf.distribute.has_strategy():
         if not tf.distribute.in_cross_replica_context():
@@ -205,7 +206,7 @@ def on_devices_of(variables: Sequence[Any]) -> AbstractContextManager[Any]:
 
 
 class _WithoutReduction(compat.backend_optimizer()):  # type: ignore[misc]
-    """Stands between a rule's class and Keras' class for TensorFlow, which reduces by itself."""
+    """Comes between a rule's class and Keras' class for TensorFlow, which sums over replicas."""
 
     def _backend_update_step(
         self, gradients: Sequence[Tensor], variables: Sequence[Any], learning_rate: Tensor
@@ -220,8 +221,8 @@ class _WithoutReduction(compat.backend_optimizer()):  # type: ignore[misc]
 def without_reduction(rule: Any) -> Any:
     """Lets a rule take gradients that have been summed over replicas.
 
-    Keras' own hook would sum them again, by a call that may not be made under a condition. The
-    rule's class stays ahead of ours, so that what it does in that hook itself is still done.
+    The method of Keras' class would sum them again, in a call that may not be under a condition.
+    The rule's class comes before ours. If it overrides that method, its own method still runs.
     """
     cls = type(rule)
     names = {"__module__": cls.__module__, "stands_for": cls}
@@ -231,7 +232,7 @@ def without_reduction(rule: Any) -> Any:
 
 
 def _strategy_of(variables: Sequence[Any]) -> Any:
-    """Returns the strategy that a step on `variables` is of, or `None`."""
+    """Returns the strategy under which a step on `variables` runs, or `None`."""
     owner = _owner(variables[0])
     strategy = tf.distribute.get_strategy() if tf.distribute.has_strategy() else owner
     if strategy is None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from keras_groupopt.backend.fused_torch import are_fusible as are_fusible
-from keras_groupopt.backend.fused_torch import by_device_and_dtype
 from keras_groupopt.backend.fused_torch import fused_step as fused_step
+from keras_groupopt.backend.torch_blocks import by_device_and_dtype
 from keras_groupopt.backend.torch_momentum import rmsprop_step as rmsprop_step
 from keras_groupopt.backend.torch_momentum import sgd_step as sgd_step
 from keras_groupopt.base import compat

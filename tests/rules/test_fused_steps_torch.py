@@ -159,9 +159,9 @@ def test_gradients_are_left_as_they_came(rule: str, options: Any) -> None:
 
 @pytest.fixture
 def block_of_4096_values(monkeypatch: pytest.MonkeyPatch) -> int:
-    from keras_groupopt.backend import fused_torch
+    from keras_groupopt.backend import torch_blocks
 
-    monkeypatch.setitem(fused_torch._BLOCK, "cpu", 4096)
+    monkeypatch.setitem(torch_blocks.BLOCK_SIZES, "cpu", 4096)
     return 4096
 
 

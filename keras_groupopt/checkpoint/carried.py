@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import collections
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -15,28 +16,18 @@ from keras_groupopt.step import averages, state_keys
 from keras_groupopt.step.built import BuiltOptimizer
 
 
-class Copies(Mapping[str, Any]):
-    """Values that are copied each time they are read, so that no two variables share a buffer.
+class Copies(collections.UserDict[str, Any]):
+    """Variables by key, whose values are copied each time they are read.
 
-    Args:
-        variables: The variables, by key.
+    No two variables that get such values share a buffer, since JAX refuses to donate one buffer
+    twice. For example, several rules may take one counter.
     """
 
-    def __init__(self, variables: Mapping[str, Any]) -> None:
-        self._variables = variables
-
     def __getitem__(self, key: str) -> Any:
-        # JAX refuses to donate one buffer twice; a counter may be given to several rules.
-        variable = self._variables[key]
+        variable = self.data[key]
         if not variable.shape:
             return np.array(keras.ops.convert_to_numpy(variable))
         return keras.ops.copy(keras.ops.convert_to_tensor(variable))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._variables)
-
-    def __len__(self) -> int:
-        return len(self._variables)
 
 
 def carried(
@@ -45,8 +36,9 @@ def carried(
     """Returns state under the paths that its variables have now, and the keys that are left out.
 
     If none of the old variables is among the present ones, the model was made anew, and paths stay.
-    If some are, the others are gone, even if another variable has the path of one of them. An
-    anchor is left out if the plan has another kind of anchor or other values, or if it is unknown.
+    If some are present, the others are gone, even if a new variable has the path of one of them. An
+    anchor is left out if the plan has another kind of anchor or other values for it, or if its
+    values are not known.
 
     Args:
         saved: The state.
@@ -73,19 +65,17 @@ def carried(
             layer, _, last = statistic.rpartition("/")
             present_path = f"{layers.get(layer, layer)}/{last}".strip("/")
             present_key = averages.statistics_key(present_path)
-            state[present_key], values[present_key] = spec, saved.values[key]
-            continue
-        owner = moved.get(str(name.owner), name.owner)
-        if (owner is None and name.owner is not None) or (
-            name.slot == state_keys.ANCHOR
-            and (
+        else:
+            owner = moved.get(str(name.owner), name.owner)
+            is_gone = owner is None and name.owner is not None
+            has_other_anchor = name.slot == state_keys.ANCHOR and (
                 name.group in unknown
                 or (owner in kinds and kinds[owner] != before[str(name.owner)])
             )
-        ):
-            left_out.append(key)
-            continue
-        present_key = str(name._replace(owner=owner))
+            if is_gone or has_other_anchor:
+                left_out.append(key)
+                continue
+            present_key = str(name._replace(owner=owner))
         state[present_key], values[present_key] = spec, saved.values[key]
     groups = {
         name: {
@@ -106,7 +96,7 @@ def _layer_of(path: str) -> str:
 
 
 def _anchor_kinds(plan: Plan) -> dict[str, Any]:
-    """Returns the kind of anchor of each variable, by path; each set of given values is a kind."""
+    """Returns each variable's kind of anchor, by path. Each set of given values is its own kind."""
     return {
         variable.path: (
             id(planned.group.anchor.source)

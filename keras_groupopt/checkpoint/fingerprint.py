@@ -1,8 +1,8 @@
 """Protects state that Keras restores without asking the optimizer.
 
-`model.set_state_tree`, and with it Orbax, assigns by `variable.path`; `optimizer.set_weights` and
-Keras' LossScaleOptimizer assign by position. Therefore variables have the keys of saved state as
-their paths, and one variable, the fingerprint, refuses values of another layout.
+`model.set_state_tree`, and with it Orbax, assigns by `variable.path`. `optimizer.set_weights` and
+Keras' LossScaleOptimizer assign by position. Therefore the path of each variable is its key of
+saved state, and one variable, the fingerprint, refuses values of another layout.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -19,23 +20,22 @@ from keras_groupopt.base import compat
 from keras_groupopt.checkpoint import keys
 from keras_groupopt.checkpoint.manifest import manifest_of
 from keras_groupopt.checkpoint.resuming import present_terms
-from keras_groupopt.step import state_keys
 from keras_groupopt.step.built import BuiltOptimizer
 
 NOT_BUILT = 0
 
 
 class Fingerprint(keras.Variable):
-    """Holds a checksum of an optimizer's groups and state, and refuses another one."""
+    """Holds a checksum of an optimizer's groups and state, and refuses any other checksum."""
 
     def __init__(self) -> None:
         super().__init__(NOT_BUILT, dtype="int32", trainable=False, name="layout")
         self._digest = NOT_BUILT
 
     def stand_for(self, digest: int) -> None:
-        """Sets the checksum, when the optimizer is built."""
+        """Sets the checksum, once the optimizer is built."""
         self._digest = digest
-        # Keras' LossScaleOptimizer builds while TensorFlow compiles the step.
+        # Keras' LossScaleOptimizer builds its inner optimizer while TensorFlow compiles the step.
         with backend.outside_compiled_step():
             super().assign(digest)
 
@@ -47,7 +47,7 @@ class Fingerprint(keras.Variable):
         """
         try:
             found = int(keras.ops.convert_to_numpy(value))
-        except Exception:  # a value in a compiled step came from this variable
+        except Exception:  # in a compiled step there is no number; it came from this variable
             return True
         if found == self._digest:
             return True
@@ -75,11 +75,7 @@ class Fingerprint(keras.Variable):
 def protect_early(optimizer: Any) -> Fingerprint:
     """Gives an optimizer's first variables the paths of their keys, and returns a fingerprint."""
     fingerprint = Fingerprint()
-    compat.set_path(fingerprint, f"{_name(optimizer)}/@layout")
-    compat.set_path(optimizer.iterations, f"{_name(optimizer)}/{state_keys.ITERATIONS}")
-    base = compat.rate_variable(optimizer)
-    if base is not None:
-        compat.set_path(base, f"{_name(optimizer)}/{state_keys.LEARNING_RATE}")
+    _set_paths(optimizer, {"@layout": fingerprint, **keys.first_entries(optimizer)})
     return fingerprint
 
 
@@ -91,10 +87,9 @@ def protect(optimizer: Any, built: BuiltOptimizer) -> int:
         built: What it has built.
     """
     entries = keys.entries_of(optimizer, built)
-    for key, variable in entries.items():
-        compat.set_path(variable, f"{_name(optimizer)}/{key}")
+    _set_paths(optimizer, entries)
     manifest = manifest_of(entries, built)
-    # In order, as positions are all that `set_weights` has.
+    # The order counts, since `set_weights` has nothing but positions.
     text = json.dumps(
         [
             {group: spec["class"] for group, spec in manifest["groups"].items()},
@@ -104,6 +99,8 @@ def protect(optimizer: Any, built: BuiltOptimizer) -> int:
     return zlib.crc32(text.encode()) & 0x7FFFFFFF or 1
 
 
-def _name(optimizer: Any) -> str:
-    """Returns the optimizer's name; the number in an automatic one differs between processes."""
-    return re.sub(r"^(grouped_optimizer)_\d+$", r"\1", str(optimizer.name))
+def _set_paths(optimizer: Any, entries: Mapping[str, Any]) -> None:
+    # An automatic name ends in a number, which differs between processes.
+    name = re.sub(r"^(grouped_optimizer)_\d+$", r"\1", str(optimizer.name))
+    for key, variable in entries.items():
+        compat.set_path(variable, f"{name}/{key}")

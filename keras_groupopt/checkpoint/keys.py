@@ -13,7 +13,7 @@ from keras_groupopt.base import compat
 from keras_groupopt.step import state_keys
 from keras_groupopt.step.built import BuiltOptimizer
 
-# Optional slots: missing in the file → start fresh; extra in the file → ignored.
+# Optional slots. If a file lacks one, it starts fresh. If only the file has it, it is ignored.
 _SWITCHED = (state_keys.ACCUMULATOR, state_keys.AVERAGE, state_keys.ITERATIONS)
 
 
@@ -23,7 +23,7 @@ class Key(NamedTuple):
     Attributes:
         group: The group's name, or `None`.
         owner: The layer path, `RULE` for what the rule keeps as a whole, or `None` for a scalar.
-        slot: The last part; those of the optimizer begin with `@`.
+        slot: The last part. If it is the optimizer's own, it begins with `@`.
     """
 
     group: str | None
@@ -37,7 +37,7 @@ class Key(NamedTuple):
 
     @property
     def is_optional(self) -> bool:
-        """Whether state with and without it have one layout."""
+        """Whether state without it has the same layout as state with it."""
         return self.owner is None or self.slot in _SWITCHED or self.is_of_gradient_rule
 
     @property
@@ -52,7 +52,7 @@ class Key(NamedTuple):
 
 
 def parse(key: str) -> Key:
-    """Returns a key in parts. Names of groups have no slash, and slots neither."""
+    """Returns a key in parts. Neither names of groups nor slots have a slash."""
     first, slash, rest = key.partition("/")
     if first.startswith("@"):
         return Key(rest if slash else None, None, first)
@@ -66,17 +66,20 @@ def is_adapter(path: str) -> bool:
 
 
 def entries_of(optimizer: Any, built: BuiltOptimizer) -> dict[str, Any]:
-    """Returns every variable to save, by key; each once."""
-    own = {state_keys.ITERATIONS: optimizer.iterations}
+    """Returns every variable to save, once, by its key."""
+    return first_entries(optimizer) | built.entries()
+
+
+def first_entries(optimizer: Any) -> dict[str, Any]:
+    """Returns the variables that an optimizer has before it is built, by key."""
     base = compat.rate_variable(optimizer)
-    if base is not None:
-        own[state_keys.LEARNING_RATE] = base
-    return own | built.entries()
+    rate = {} if base is None else {state_keys.LEARNING_RATE: base}
+    return {state_keys.ITERATIONS: optimizer.iterations, **rate}
 
 
 def stored_name(key: str) -> str:
-    """Returns the name under which a store holds `key`: flat, as each H5 group costs a kilobyte.
+    """Returns the name under which a store holds `key`.
 
-    `/` becomes `|`; no two keys get one name.
+    It has no `/`, since each group of an H5 file costs a kilobyte. No two keys get the same name.
     """
     return key.replace("%", "%25").replace("|", "%7C").replace("/", "|")

@@ -136,23 +136,18 @@ def from_text(text: bytes) -> dict[str, Any]:
     """
     try:
         manifest = json.loads(text, parse_constant=_refuse)
-        if not isinstance(manifest, dict):
-            raise ValueError(f"it is of type {type(manifest).__name__}")
     except (ValueError, RecursionError) as error:
         raise _damaged(error) from error
-    check_format(manifest)
+    _check_format(manifest)
     rest = {name: value for name, value in manifest.items() if name != "checksum"}
     if manifest.get("checksum") != _text_checksum(rest):
         raise _damaged("its checksum differs")
     return checked(manifest)
 
 
-def check_format(manifest: Mapping[str, Any]) -> None:
-    """Checks the format of a manifest.
-
-    Raises:
-        ValueError: If it has another format.
-    """
+def _check_format(manifest: Any) -> None:
+    if not isinstance(manifest, dict):
+        raise _damaged(f"it is of type {type(manifest).__name__}")
     found = manifest.get("format")
     if found != FORMAT:
         newer = isinstance(found, int) and found > FORMAT
@@ -170,18 +165,17 @@ def checked(manifest: Any) -> dict[str, Any]:
     """Returns a manifest, after checking that all parts are there and have their types.
 
     Raises:
-        ValueError: If they have not, or it has another format.
+        ValueError: If a part is missing or of another type, or the format is another one.
     """
-    if not isinstance(manifest, dict):
-        raise _damaged(f"it is of type {type(manifest).__name__}")
-    check_format(manifest)
+    _check_format(manifest)
     if not _is_whole(manifest):
         raise _damaged("it is not one of keras_groupopt")
-    return manifest
+    whole: dict[str, Any] = manifest
+    return whole
 
 
 def check_scalars(manifest: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Checks numbers that a run needs to go on.
+    """Checks the numbers without which a run cannot go on.
 
     Raises:
         ValueError: If a rate, ratio or decay is not finite, or the step is negative.
@@ -194,7 +188,7 @@ def check_scalars(manifest: Mapping[str, Any], values: Mapping[str, Any]) -> Non
 
 
 def damaged(reason: str) -> ValueError:
-    """Returns the error for state that is not as it was written."""
+    """Returns the error for state that changed after it was written."""
     return ValueError(f"The saved optimizer state is damaged: {reason}. No state was loaded.")
 
 

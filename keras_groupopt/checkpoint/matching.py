@@ -1,9 +1,10 @@
 """Decides which saved array goes to which variable of an optimizer. No other module does.
 
 renames      Saved keys get their present names.
-same layout  Every key, shape, dtype and rule agrees; otherwise a strict load is refused.
+same layout  If a key, shape, dtype or rule differs, a strict load is refused.
 kept         A key takes the array of the same group, path and slot, if shape and dtype agree.
-moved        Unless strict, it may take one of the same path and slot in another group.
+moved        If a load is not strict, a key may take the array of the same path and slot in another
+             group.
 fresh        All other keys of the optimizer are fresh, and all other saved keys are dropped.
 """
 
@@ -26,8 +27,8 @@ class Report:
     """What a load did with saved state, by the keys under which state is saved.
 
     Keys read `group/layer path/slot`, or `@name` and `@name/group` for numbers of the optimizer.
-    Every key of the optimizer is in `kept` or `fresh`; every saved key is the source of a kept
-    one or in `dropped`.
+    Every key of the optimizer is in `kept` or `fresh`. Every saved key is in `dropped`, or its
+    value went to a kept key.
 
     Attributes:
         kept: Keys of this optimizer whose value came from the saved state. Default: none.
@@ -56,8 +57,7 @@ class Report:
 
     def fill(self, other: Report) -> None:
         """Takes over what another report says."""
-        for field in dataclasses.fields(self):
-            setattr(self, field.name, getattr(other, field.name))
+        vars(self).update(vars(other))
 
     def __str__(self) -> str:
         if self.status == "waits for the build":
@@ -141,7 +141,7 @@ class _Saved:
         self.declared = {
             renaming.new_key(key, renames): value for key, value in manifest["declared"].items()
         }
-        # In which group each variable was, by its present path.
+        # The group that each variable was in, by its present path.
         self.home = {
             renaming.new_path(path, renames): name
             for name, group in self.groups.items()
@@ -156,9 +156,9 @@ class _Saved:
 
 
 def _of_what_was_there(saved: _Saved, expected: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the declared scalars of the groups and the gradient rule that were saved.
+    """Returns the declared scalars of those groups, and of that gradient rule, that were saved.
 
-    Those of new groups did not change.
+    The scalars of a new group are not compared, since nothing was declared before.
     """
     return {
         key: value
@@ -170,9 +170,9 @@ def _of_what_was_there(saved: _Saved, expected: Mapping[str, Any]) -> dict[str, 
 
 
 def _is_of_same_rule(key: keys.Key, saved: _Saved, expected: Mapping[str, Any]) -> bool:
-    """Whether state of a gradient rule was saved for the present gradient rule.
+    """Whether a key is not of a gradient rule, or was saved for the present gradient rule.
 
-    The `rho` of another rule means something else.
+    The `rho` of another gradient rule means something else.
     """
     return not key.is_of_gradient_rule or (
         saved.declared.get(state_keys.GRADIENT_RULE)
@@ -183,9 +183,9 @@ def _is_of_same_rule(key: keys.Key, saved: _Saved, expected: Mapping[str, Any]) 
 def _of_rules_that_start_over(
     expected: Mapping[str, Any], pairs: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yields what a rule keeps as a whole, if no slot of its group is kept.
+    """Yields the keys that a rule keeps as a whole, if no slot of its group is kept.
 
-    Bias correction depends on both.
+    Bias correction needs slots and a counter that belong together.
     """
     names = {key: keys.parse(key) for key in expected["state"]}
     for group in expected["groups"]:
@@ -198,7 +198,7 @@ def _of_rules_that_start_over(
 
 
 def _source(key: keys.Key, saved: _Saved, expected: Mapping[str, Any], moves: bool) -> str | None:
-    """Returns the saved key, under present names, whose array `key` takes."""
+    """Returns the saved key whose array `key` takes, under present names, or `None`."""
     for group in _groups_to_look_in(key, saved, expected, moves):
         found = str(key._replace(group=group))
         present_class = expected["groups"].get(key.group, {}).get("class")
@@ -230,7 +230,7 @@ def _groups_to_look_in(
 
 
 def _agree(saved: Sequence[Any], wanted: Sequence[Any]) -> bool:
-    """Whether shapes and dtypes agree; counters have other integers on other backends."""
+    """Whether shapes and dtypes agree. Any two dtypes of integers do: backends count in others."""
     integers = all(str(spec[1]).startswith("int") for spec in (saved, wanted))
     return list(saved[0]) == list(wanted[0]) and (saved[1] == wanted[1] or integers)
 
@@ -274,10 +274,10 @@ def _differences(
 
 
 def _moving(groups: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the groups that have a rule; frozen ones have no state."""
+    """Returns the groups that have a rule. Frozen groups have none, and no state."""
     return {name: group for name, group in groups.items() if group["rule"] is not None}
 
 
 def _required(state: Iterable[str], other: Container[str]) -> list[str]:
-    """Returns the keys that another state lacks, without those it may lack."""
+    """Returns the keys that another state lacks although it must have them."""
     return [key for key in state if key not in other and not keys.parse(key).is_optional]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ GROUP = "group:"
 
 
 def check_renames(renames: Mapping[str, str] | None) -> dict[str, str]:
-    """Returns the renames, after checking what can be checked without a file.
+    """Returns the renames, after the checks that need no file.
 
     Raises:
         TypeError: If it is not a dict of strings.
@@ -41,7 +42,7 @@ def check_renames(renames: Mapping[str, str] | None) -> dict[str, str]:
 def rename(manifest: Mapping[str, Any], renames: Mapping[str, str]) -> dict[str, str]:
     """Returns the saved key of each key under present names.
 
-    If a renamed key gets the name of another saved key, the renamed one is used.
+    If a rename gives a key the name of another saved key, the renamed key is used.
 
     Args:
         manifest: The saved manifest.
@@ -72,23 +73,21 @@ def new_group(group: str, renames: Mapping[str, str]) -> str:
 
 def new_path(path: str, renames: Mapping[str, str]) -> str:
     """Returns the present layer path, by the longest prefix that is renamed."""
-    old = _prefix_in(path, renames)
-    return path if old is None else renames[old] + path[len(old) :]
-
-
-def _prefix_in(path: str, renames: Mapping[str, str]) -> str | None:
-    levels = path.split("/")
-    for depth in range(len(levels), 0, -1):
-        prefix = "/".join(levels[:depth])
+    for prefix in reversed(_prefixes(path)):
         if prefix in renames:
-            return prefix
-    return None
+            return renames[prefix] + path[len(prefix) :]
+    return path
+
+
+def _prefixes(path: str) -> list[str]:
+    """Returns the layer paths above a path and itself: `a`, `a/b` and `a/b/c` for `a/b/c`."""
+    return list(itertools.accumulate(path.split("/"), "{}/{}".format))
 
 
 def check_used(
     renames: Mapping[str, str], manifest: Mapping[str, Any], expected: Mapping[str, Any]
 ) -> None:
-    """Refuses a rename of a name that does not exist, which is a typing error.
+    """Refuses a rename from or to a name that does not exist, which is likely a typing error.
 
     Args:
         renames: The renames.
@@ -117,10 +116,5 @@ def check_used(
 def _names(groups: Mapping[str, Any], is_group: bool) -> Iterable[str]:
     if is_group:
         return [GROUP + group for group in groups]
-    found: dict[str, None] = {}
-    for group in groups.values():
-        for path in group["variables"]:
-            levels = path.split("/")
-            for depth in range(1, len(levels) + 1):
-                found["/".join(levels[:depth])] = None
-    return found
+    paths = [path for group in groups.values() for path in group["variables"]]
+    return dict.fromkeys(prefix for path in paths for prefix in _prefixes(path))

@@ -52,7 +52,7 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Mapping[str, Any]]:
     if not os.path.exists(path):
         raise FileNotFoundError(f"`path` must be an existing file. Received: path={path!r}.")
     try:
-        # If NumPy cannot read a file, it leaves it open.
+        # The file is opened here, since NumPy leaves a file open that it cannot read.
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
             if not isinstance(arrays, Mapping):
                 raise ValueError("it is not an archive")

@@ -1,7 +1,7 @@
-"""Checksums of arrays, and of a model's weights, which Keras' files lack.
+"""Checksums of arrays and of a model's weights, since Keras' files have none.
 
-Those of weights are kept in the manifest, by shape and not by name: where Keras puts which layer
-is its own business.
+The manifest keeps the checksums of weights by shape and not by name, so that it does not depend on
+where Keras puts each layer in a file.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from keras_groupopt.selectors import layer_paths
 
 
 def bytes_of(array: Any) -> Any:
-    """Returns the bytes of an array, without a copy if it lies in one piece."""
+    """Returns the bytes of an array, without a copy if it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view("uint8").data
 
 
 def checksum_of(array: Any) -> int:
-    """Returns a CRC-32. A file whose dtype is damaged, its byte order too, gives another one."""
+    """Returns a CRC-32 of the values and the dtype, so that a damaged dtype is noticed too."""
     dtype = np.asarray(array).dtype
     # H5 has no low-precision dtypes such as bfloat16.
     name = "" if dtype.kind == "V" else str(dtype)
@@ -38,7 +38,7 @@ def weights_of(model: Any) -> dict[str, list[int]]:
         try:
             layer.save_own_variables(store)
             arrays = [keras.ops.convert_to_numpy(value) for value in store.values()]
-        except Exception:  # a layer may want a store of Keras'; its arrays go unchecked
+        except Exception:  # a layer may need a store of Keras: its arrays are not checked
             continue
         for array in arrays:
             found.setdefault(_kind(array), []).append(checksum_of(array))
@@ -48,8 +48,8 @@ def weights_of(model: Any) -> dict[str, list[int]]:
 def differing_weights(saved: Mapping[str, Iterable[int]], arrays: Iterable[Any]) -> list[str]:
     """Returns the shapes for which a file lacks a saved array and holds an unknown one.
 
-    A file may hold more than layers write, and an old Keras leaves out layers in nested lists:
-    neither alone means damage.
+    A file may hold more than layers write, and an old Keras leaves out layers in nested lists.
+    Neither alone means damage.
 
     Args:
         saved: What `weights_of` returned.
@@ -67,5 +67,5 @@ def differing_weights(saved: Mapping[str, Iterable[int]], arrays: Iterable[Any])
 
 
 def _kind(array: Any) -> str:
-    # Without the dtype, which may be what is damaged.
+    # The dtype is left out, since it may be the part that is damaged.
     return str(list(array.shape))

@@ -15,7 +15,7 @@ _logger = logging.getLogger(__name__)
 
 
 def declared_scalars(plan: Plan) -> dict[str, Any]:
-    """Returns the declared value of each scalar in the state, by its key, and `@ratios`."""
+    """Returns the declared value of each scalar in the state by key, and ratios as `@ratios`."""
     defaults = plan.defaults
     declared = {state_keys.LEARNING_RATE: declared_as(defaults.learning_rate)}
     if defaults.ratios:
@@ -48,9 +48,9 @@ def declared_as(value: Any) -> Any:
 
 
 def scalars_to_keep(saved: Mapping[str, Any], now: Mapping[str, Any]) -> set[str]:
-    """Returns the keys of scalars whose declaration changed, and logs them.
+    """Returns the keys of scalars whose declaration changed, and logs the changes.
 
-    They keep the value that the code declares.
+    Such a scalar keeps the value that the code declares now.
 
     Args:
         saved: The declared values when the state was saved.
@@ -72,7 +72,7 @@ def scalars_to_keep(saved: Mapping[str, Any], now: Mapping[str, Any]) -> set[str
 
 
 def _registered(declared: Any) -> Any:
-    """Returns a declaration without the modules of what is registered, which may have moved."""
+    """Returns a declaration without the modules of registered objects, since these may move."""
     if isinstance(declared, list):
         return [_registered(item) for item in declared]
     if not isinstance(declared, dict):

@@ -84,9 +84,9 @@ def match(
     manifest: Mapping[str, Any],
     expected: Mapping[str, Any],
     *,
-    strict: bool = True,
-    renames: Mapping[str, str] | None = None,
-    resting: Sequence[Mapping[str, Any]] = (),
+    strict: bool,
+    renames: Mapping[str, str],
+    resting: Sequence[Mapping[str, Any]],
 ) -> tuple[dict[str, str], Report]:
     """Returns the saved key for each key of an optimizer that has one, and a report.
 
@@ -95,18 +95,17 @@ def match(
         expected: The manifest of the optimizer that reads.
         strict: Whether another layout is refused. If not, a variable whose path is now in another
             group keeps what agrees in name, shape and dtype, if the groups' rules are of one
-            class. Default: `True`.
-        renames: As in `kgo.resuming`. Default: `None`.
+            class.
+        renames: What `check_renames` returned.
         resting: Records of variables frozen when the optimizer was saved, whose state is left
-            out if the optimizer that reads was built without them. Default: none.
+            out if the optimizer that reads was built without them.
 
     Raises:
         ValueError: With the first differences, if `strict` and the layout is another one; or if
             a rename names nothing.
     """
-    changed = renaming.check_renames(renames)
-    renaming.check_used(changed, manifest, expected)
-    saved = _Saved(manifest, changed)
+    renaming.check_used(renames, manifest, expected)
+    saved = _Saved(manifest, renames)
     if strict:
         _refuse_differences(list(_differences(saved, expected, resting)))
     overruled = scalars_to_keep(saved.declared, _of_what_was_there(saved, expected))

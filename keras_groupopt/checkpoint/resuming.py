@@ -10,12 +10,12 @@ from keras_groupopt.checkpoint.matching import Report
 from keras_groupopt.checkpoint.renames import check_renames
 from keras_groupopt.checkpoint.saved import Terms
 
-# A context variable: threads and tasks that load at the same time keep their own terms.
+# It is a context variable, so that threads and tasks that load at the same time have their own.
 _present: contextvars.ContextVar[Terms | None] = contextvars.ContextVar("terms", default=None)
 
 
 def present_terms() -> Terms:
-    """Returns the terms of the innermost `resuming`, or the strictest."""
+    """Returns the terms of the innermost `resuming`, or the strictest terms outside of any."""
     return _present.get() or Terms()
 
 
@@ -39,13 +39,14 @@ def resuming(strict: bool = True, renames: Mapping[str, str] | None = None) -> I
     holds several loads, the report describes the last.
 
     Args:
-        strict: Whether another layout is refused. With `False`, what matches is kept, also where
+        strict: Whether another layout is refused. If it is `False`, what matches is kept, even if
             a variable moved to another group of the same rule, and the rest stays as this
-            optimizer has it; if nothing of a group is kept, its steps count from there on.
+            optimizer has it. If nothing of a group is kept, its steps are counted anew.
             Default: `True`.
-        renames: What has another name in the file: a layer path or its beginning, as saved, and
-            its present name; for groups `"group:<saved>": "group:<present>"`. The longest match
-            is used. A name that does not exist is an error. Default: `None`.
+        renames: The present name of each layer path that has another one in the file, by its saved
+            name; the beginning of a path renames all paths below it. Groups are written
+            `"group:<saved>": "group:<present>"`. The longest match is used. A name that does not
+            exist is an error. Default: `None`.
 
     Yields:
         The `Report`: what was kept, what starts fresh, and what was dropped.

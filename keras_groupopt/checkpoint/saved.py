@@ -40,11 +40,11 @@ class Terms:
     """The terms on which saved state is accepted.
 
     Attributes:
-        strict: Whether another layout is refused. If not, a variable keeps its state in another
-            group of the same rule. Default: `True`.
-        renames: Prefixes of layer paths, or `group:` names, as saved, and their present names.
-            Default: none.
-        report: Filled when the state is given to a built optimizer. Default: an empty one.
+        strict: Whether another layout is refused. If it is not, a variable that moved to another
+            group of the same rule keeps its state. Default: `True`.
+        renames: The present names of prefixes of layer paths and of `group:` names, by their saved
+            names. Default: none.
+        report: What is filled when a built optimizer gets the state. Default: an empty report.
     """
 
     strict: bool = True
@@ -62,7 +62,7 @@ def take(optimizer: Any, built: BuiltOptimizer) -> Saved:
     built.capture_due()
     entries = keys.entries_of(optimizer, built)
     values = {
-        # On torch the array would otherwise be a view of the variable.
+        # Without a copy, the array would be a view of the variable on torch.
         key: np.array(keras.ops.convert_to_numpy(variable), copy=True)
         for key, variable in entries.items()
     }
@@ -78,14 +78,14 @@ def give(
 ) -> Report:
     """Gives a built optimizer the state that was saved, after checking that it fits.
 
-    What starts fresh keeps the value it has in the optimizer. Fresh anchors at the initial
-    weights are taken again at the next step, unless the optimizer has made steps.
+    State that starts fresh keeps the value it has in the optimizer. If the optimizer has made no
+    steps, fresh anchors at the initial weights are taken again at the next step.
 
     Args:
         optimizer: The optimizer.
         built: What it has built.
         saved: The saved state.
-        terms: What is accepted. Default: the same layout only.
+        terms: The terms on which it is accepted. Default: the same layout only.
         resting: Records of variables frozen when the optimizer was saved, whose state is left
             out if the optimizer that reads was built without them. Default: none.
 
@@ -97,7 +97,7 @@ def give(
     """
     terms = Terms() if terms is None else terms
     averages = built.averages
-    # A callback makes these, which may come later than the state.
+    # A callback makes the averages of statistics. It may come later than the state.
     undo = None
     if averages is not None:
         named = {renames.new_key(key, terms.renames): v for key, v in saved.values.items()}
@@ -143,14 +143,14 @@ def give(
 
 
 def _other_average(saved: Mapping[str, Any], present: Mapping[str, Any]) -> bool:
-    """Whether both have averages, one exponential and one equal."""
+    """Whether both manifests have averages of weights: one exponential, the other equal."""
     both = all(state_keys.AVERAGES_MADE in manifest["state"] for manifest in (saved, present))
     momenta = [state_keys.EMA_MOMENTUM in manifest["declared"] for manifest in (saved, present)]
     return both and momenta[0] != momenta[1]
 
 
 def _tell(report: Report, values: Mapping[str, Any]) -> None:
-    """Logs what even a load on the strictest terms leaves out."""
+    """Logs the state that every load leaves out, even one on the strictest terms."""
     switched = [key for key in report.dropped if keys.parse(key).is_optional]
     if switched:
         _logger.info("Saved, but not used: %s.", text.listing(switched))
@@ -173,8 +173,8 @@ def _tell(report: Report, values: Mapping[str, Any]) -> None:
 def without_lora_averages(saved: Saved) -> tuple[Saved, list[str]]:
     """Returns state without the averages of LoRA's factors, and the paths of all such factors.
 
-    Keras saves a layer with LoRA merged into its kernel, and the factors as zeros: their averages
-    would be added to a kernel that has them already.
+    When Keras saves a layer, it merges LoRA into the kernel and saves the factors as zeros. Their
+    averages would be added to a kernel that contains the factors already.
 
     Args:
         saved: State from a file that Keras saved with the weights.
@@ -190,9 +190,10 @@ def without_lora_averages(saved: Saved) -> tuple[Saved, list[str]]:
 
 
 def give_early(optimizer: Any, declared: Any, saved: Saved) -> Saved:
-    """Gives an optimizer that is not built the step and the base rate, which are read before that.
+    """Gives the saved step and base rate to an optimizer that is not built.
 
-    A callback that changes the rate does so before the first step, which may be what builds.
+    Both are read before the build. A callback may change the rate before the first step, and the
+    first step may be what builds the optimizer.
 
     Args:
         optimizer: The optimizer.
@@ -200,7 +201,8 @@ def give_early(optimizer: Any, declared: Any, saved: Saved) -> Saved:
         saved: The saved state.
 
     Returns:
-        What to give when it is built: without the base rate, which may change until then.
+        The state to give once it is built. The base rate is not in it, since it may change until
+        then.
     """
     optimizer.iterations.assign(saved.values[state_keys.ITERATIONS])
     later = dict(saved.values)
@@ -212,7 +214,7 @@ def give_early(optimizer: Any, declared: Any, saved: Saved) -> Saved:
 
 
 def as_pending(optimizer: Any, saved: Saved) -> Saved:
-    """Returns state that waits for the build, with the step and the base rate of now."""
+    """Returns state that waits for the build, with the present step and base rate."""
     scalars = {state_keys.ITERATIONS: optimizer.iterations}
     if state_keys.LEARNING_RATE in saved.manifest["state"]:
         scalars[state_keys.LEARNING_RATE] = optimizer.learning_rate

@@ -1,9 +1,10 @@
-"""Where state lies on several devices: beside its weight, unless a layout map names it.
+"""The place of state on several devices: beside its weight, unless a layout map names it.
 
 Keras gives a slot the layout of its weight. Moments, anchors, averages and accumulators may be
-spread over more devices than the weight, as each is needed in one place only (ZeRO: Rajbhandari et
-al. 2020, arXiv:1910.02054). The map of `keras.distribution.ModelParallel` says so, by the keys of
-state: an entry for `backbone/.*/(velocity|@average)` lays those out and leaves the weights alone.
+spread over more devices than the weight, since each part of them is needed in one place only
+(ZeRO: Rajbhandari et al. 2020, arXiv:1910.02054). The layout map of
+`keras.distribution.ModelParallel` can name state by its keys. For example, an entry for
+`backbone/.*/(velocity|@average)` lays out that state and leaves the weights alone.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from keras_groupopt.base import compat
 def beside_weights() -> AbstractContextManager[Any]:
     """Returns a context that places new state beside its weight, and scalars on every device.
 
-    State gets its keys when all of it is made. Until then Keras would ask the layout map by another
-    path.
+    State gets its keys once all of it is made. Until then its paths are others, so Keras must not
+    ask the layout map for them.
     """
     distribution = keras.distribution.distribution()
     if not isinstance(distribution, keras.distribution.ModelParallel):
@@ -38,16 +39,17 @@ def beside_weights() -> AbstractContextManager[Any]:
 def place(entries: Mapping[str, Any]) -> None:
     """Lays state out over the devices as the present distribution's layout map says.
 
-    An entry is used if its pattern matches the whole key, or the whole of the variable's path,
-    which is the optimizer's name and the key. State that no entry matches stays beside its weight;
-    scalars stay on every device. A layout may name fewer axes than there are dimensions: the others
-    are not divided.
+    An entry is used if its pattern matches the whole key, or the whole path of the variable, which
+    is the optimizer's name and the key. If no entry matches, state stays beside its weight. Scalars
+    stay on every device. If a layout names fewer axes than there are dimensions, the other
+    dimensions are not divided.
 
     Args:
         entries: Every variable to save, by key.
 
     Raises:
-        ValueError: If a layout does not fit its state, or two entries match. Nothing moves then.
+        ValueError: If a layout does not fit its state, or if two entries match the same state. No
+            state has moved then.
     """
     distribution = keras.distribution.distribution()
     if not isinstance(distribution, keras.distribution.ModelParallel):
@@ -79,9 +81,9 @@ def _pattern_of(key: str, path: str, layout_map: Mapping[str, Any]) -> str | Non
 
 
 def _check(key: str, shape: tuple[int, ...], layout: Any, mesh: Any) -> None:
-    """Refuses a layout that cannot be applied. JAX would do so later, without naming the state."""
+    """Refuses a layout that does not fit. JAX would refuse it later, without naming the state."""
     axes = getattr(layout, "axes", None)
-    if axes is None:  # a sharding of JAX, which JAX checks
+    if axes is None:  # it is a sharding of JAX, and JAX checks it
         return
     received = f"Received: {axes} for `{key}` of shape {list(shape)}"
     sizes = dict(zip(mesh.axis_names, mesh.shape, strict=True))

@@ -99,15 +99,16 @@ def _read_values(
 
 
 def in_known_dtype(array: Any) -> np.ndarray:
-    """Returns an array, as unsigned integers if it has a dtype that NumPy cannot name in a file."""
+    """Returns an array. If NumPy cannot name its dtype in a file, it is of unsigned integers."""
     array = np.asarray(array)
     return array.view(f"u{array.dtype.itemsize}") if _is_unknown(array.dtype) else array
 
 
 def _in_dtype(array: np.ndarray, name: str) -> np.ndarray:
-    """Returns an array in the dtype that it was saved from, such as bfloat16.
+    """Returns an array in the dtype that it had when it was saved.
 
-    `.npz` files hold it as unsigned integers, and H5 files as bytes without a dtype.
+    If NumPy does not know that dtype (bfloat16), a `.npz` file holds unsigned integers, and an H5
+    file holds bytes without a dtype.
     """
     with contextlib.suppress(TypeError):
         dtype = np.dtype(name)

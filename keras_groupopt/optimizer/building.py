@@ -256,8 +256,7 @@ def _rests(planned: Any, variable: Any) -> bool:
     rule = planned.group.rule
     if rule is None or variable.dtype != "bfloat16" or rule.label not in _WITH_BETA_2:
         return False
-    given = rule.arguments if rule.config is None else rule.config
-    beta_2 = given.get("beta_2", 0.999)
+    beta_2 = rule.given.get("beta_2", 0.999)
     # Half a step of bfloat16 below 1.
     return isinstance(beta_2, (int, float)) and beta_2 >= 1.0 - 2.0**-9
 

@@ -75,14 +75,8 @@ class PlannedVariable:
     @property
     def record(self) -> dict[str, Any]:
         """The part that is saved, and with which another model is compared."""
-        return {
-            "path": self.path,
-            "name": self.name,
-            "shape": list(self.shape),
-            "dtype": self.dtype,
-            "decayed": self.decayed,
-            "ratio_index": self.ratio_index,
-        }
+        names = ("path", "name", "shape", "dtype", "decayed", "ratio_index")
+        return {name: getattr(self, name) for name in names} | {"shape": list(self.shape)}
 
 
 @dataclasses.dataclass(frozen=True)

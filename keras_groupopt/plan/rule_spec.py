@@ -48,6 +48,11 @@ class RuleSpec:
         return not isinstance(self.target, (str, type))
 
     @property
+    def given(self) -> Mapping[str, Any]:
+        """The arguments that the rule is made with: its full config, if it has one."""
+        return self.arguments if self.config is None else self.config
+
+    @property
     def label(self) -> str:
         """The rule's short name in plans, such as `"radam"`."""
         if isinstance(self.target, str):

@@ -50,9 +50,7 @@ def _of_group(planned: Any, defaults: Any) -> Iterator[ScheduleBinding]:
         "learning_rate_ratio": group.learning_rate_ratio,
         "weight_decay": group.weight_decay if any(v.decayed for v in planned.variables) else None,
     }
-    rule = group.rule
-    given = rule.arguments if rule.config is None else rule.config
-    fields |= {f"rule.{name}": value for name, value in given.items()}
+    fields |= {f"rule.{name}": value for name, value in group.rule.given.items()}
     places = sorted({v.ratio_index for v in planned.variables if v.ratio_index is not None})
     fields |= {f"ratios[{place}]": defaults.ratios[place].value for place in places}
     for field, value in fields.items():

@@ -36,7 +36,7 @@ _values: weakref.WeakKeyDictionary[Any, dict[float, float]] = weakref.WeakKeyDic
 
 def scheduled(rule: RuleSpec) -> dict[str, Any]:
     """Returns the arguments of a rule that are schedules, by name."""
-    return {name: value for name, value in _given(rule).items() if is_schedule(value)}
+    return {name: value for name, value in rule.given.items() if is_schedule(value)}
 
 
 def with_numbers(rule: RuleSpec, share: float = 0.0) -> dict[str, Any]:
@@ -46,12 +46,8 @@ def with_numbers(rule: RuleSpec, share: float = 0.0) -> dict[str, Any]:
     """
     return {
         name: _value_of(value, share) if is_schedule(value) else value
-        for name, value in _given(rule).items()
+        for name, value in rule.given.items()
     }
-
-
-def _given(rule: RuleSpec) -> Mapping[str, Any]:
-    return rule.arguments if rule.config is None else rule.config
 
 
 def _value_of(schedule: Any, share: float) -> float:

@@ -25,7 +25,7 @@ Tensor = Any
 
 def fused_step(kind: str) -> FusedStep | None:
     """Returns the step of a rule on a list of variables, by its name."""
-    return _adam_step if kind == "adam" else _rule_step
+    return functools.partial(_move, is_adam=kind == "adam")
 
 
 def are_fusible(gradients: Sequence[Tensor], variables: Sequence[Any]) -> list[bool]:
@@ -36,27 +36,8 @@ def are_fusible(gradients: Sequence[Tensor], variables: Sequence[Any]) -> list[b
     return [isinstance(gradient, jax.core.Tracer) for gradient in gradients]
 
 
-def _rule_step(step: ListStep) -> None:
-    _move(step, lambda own, decayed: _update_of(step.rule, own, decayed), lambda dtype: step.rate)
-
-
-def _adam_step(step: ListStep) -> None:
-    update = functools.partial(_adam, step.rule)
-    _move(step, lambda own, decayed: update, lambda dtype: _adam_rate(step, dtype))
-
-
-def _move(
-    step: ListStep,
-    update_of: Callable[[Member, bool], Callable[..., Any]],
-    rate_of: Callable[[Any], Tensor],
-) -> None:
-    """Moves each variable by one compiled function per kind.
-
-    Args:
-        step: The step.
-        update_of: From a variable, and whether it decays, to its update.
-        rate_of: From a dtype to the rate the update takes.
-    """
+def _move(step: ListStep, is_adam: bool) -> None:
+    """Moves each variable by one compiled function per kind."""
     # The step of a rule may depend on its counter, which the scope within would look up as well.
     iterations = step.rule.iterations.value
     rates: dict[Any, Tensor] = {}
@@ -66,20 +47,18 @@ def _move(
         share = step.decay if decayed else None
         target = own.anchor.value if decayed and own.anchor is not None else None
         if value.dtype not in rates:
-            rates[value.dtype] = rate_of(value.dtype)
+            rates[value.dtype] = _adam_rate(step, value.dtype) if is_adam else step.rate
         received = (gradient, value, tuple(slot.value for slot in own.fused_slots), target)
-        kind = (decayed, *map(_kind_of, jax.tree.leaves(received)))
+        kind = (decayed, *((leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(received)))
         if kind not in step.made:
-            step.made[kind] = jax.jit(update_of(own, decayed))
+            rule = step.rule
+            update = functools.partial(_adam, rule) if is_adam else _update_of(rule, own, decayed)
+            step.made[kind] = jax.jit(update)
         scalars = (rates[value.dtype], step.scale, share, iterations)
         moved, state = step.made[kind](*scalars, *received)
         own.variable.assign(moved)
         for slot, new in zip(own.fused_slots, state, strict=True):
             slot.assign(new)
-
-
-def _kind_of(value: Tensor) -> tuple[Any, ...]:
-    return value.shape, value.dtype
 
 
 def _update_of(rule: Any, own: Member, decayed: bool) -> Callable[..., Any]:

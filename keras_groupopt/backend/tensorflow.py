@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
-import keras
 import numpy as np
 import tensorflow as tf
 
@@ -21,6 +20,7 @@ from keras_groupopt.backend.tensorflow_replicas import loss_of_all as loss_of_al
 from keras_groupopt.backend.tensorflow_replicas import on_devices_of as on_devices_of
 from keras_groupopt.backend.tensorflow_replicas import once_per_step as once_per_step
 from keras_groupopt.backend.tensorflow_replicas import over_replicas as over_replicas
+from keras_groupopt.backend.tensorflow_replicas import raw
 from keras_groupopt.backend.tensorflow_replicas import sum_over_replicas as sum_over_replicas
 from keras_groupopt.backend.tensorflow_replicas import without_reduction as without_reduction
 
@@ -175,7 +175,7 @@ def decay_to_zero(variables: Sequence[Any], factor: Tensor) -> None:
     """Does `w ← w − factor · w` for each variable, in place."""
     for variable in variables:
         # A training loop of its own may bring variables of `tf.Module`.
-        value = variable.value if isinstance(variable, keras.Variable) else variable
+        value = raw(variable)
         value.assign_sub(value * tf.cast(factor, value.dtype))
 
 

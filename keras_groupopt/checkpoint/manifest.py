@@ -170,8 +170,7 @@ def checked(manifest: Any) -> dict[str, Any]:
     _check_format(manifest)
     if not _is_whole(manifest):
         raise _damaged("it is not one of keras_groupopt")
-    whole: dict[str, Any] = manifest
-    return whole
+    return dict(manifest)
 
 
 def check_scalars(manifest: Mapping[str, Any], values: Mapping[str, Any]) -> None:

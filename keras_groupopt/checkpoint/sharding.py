@@ -92,7 +92,7 @@ def _check(key: str, shape: tuple[int, ...], layout: Any, mesh: Any) -> None:
     if unknown:
         raise ValueError(
             f"A layout of optimizer state must name axes of the distribution's mesh. {received}, "
-            f"on a mesh of {_listed(sizes)}."
+            f"on a mesh of {', '.join(f'{axis}={size}' for axis, size in sizes.items())}."
         )
     if len(set(named)) < len(named):
         raise ValueError(
@@ -112,7 +112,3 @@ def _check(key: str, shape: tuple[int, ...], layout: Any, mesh: Any) -> None:
                 "another dimension, or narrow the pattern of the layout map so that it does not "
                 "match this key."
             )
-
-
-def _listed(sizes: Mapping[str, int]) -> str:
-    return ", ".join(f"{axis}={size}" for axis, size in sizes.items())

@@ -43,9 +43,7 @@ def deserialize_rule(config: Any) -> RuleSpec | None:
         name: deserialize_rule(value) if _is_rule(value) else value
         for name, value in keras.saving.deserialize_keras_object(config["arguments"]).items()
     }
-    full = config.get("config")
-    if full is not None:
-        full = keras.saving.deserialize_keras_object(full)
+    full = keras.saving.deserialize_keras_object(config.get("config"))
     target = config["name"] if "name" in config else _class_of(config["class"], config["module"])
     return RuleSpec(target, arguments, full)
 

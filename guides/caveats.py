@@ -103,7 +103,9 @@ assert [group.name for group in optimizer.plan.groups] == ["backbone", "default"
 ## Accumulation and averages
 
 * Accumulation equals one large batch only if the model has no batch statistics:
-  `BatchNormalization` sees micro-batches. If a window is open at the end of an epoch, the next
+  `BatchNormalization` sees micro-batches. In `fit` a short last micro-batch weighs as a full one,
+  as an optimizer cannot see its size: choose a batch size that divides the data, or call
+  `apply(..., sample_count=...)` in a loop. If a window is open at the end of an epoch, the next
   epoch fills it. `kgo.FlushAccumulation()` closes it instead.
 * An optimizer does not see the statistics of `BatchNormalization`. `kgo.UseAveragedWeights`
   averages them once per epoch, and `kgo.update_batch_norm(model, data)` estimates them again.

@@ -143,6 +143,11 @@ def private_copies(values: Sequence[Tensor]) -> list[Tensor]:
     return list(values)
 
 
+def as_computable(gradient: Tensor | None) -> Tensor | None:
+    """Returns a gradient as a tensor that arithmetic takes."""
+    return gradient
+
+
 def combine_repeated_rows(gradient: Tensor) -> Tensor:
     """Returns a sparse gradient with each row once; a dense gradient as a tensor."""
     return gradient if ops.is_tensor(gradient) else ops.convert_to_tensor(gradient)

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import keras
 from jax import numpy as jnp
+from jax.experimental.sparse import JAXSparse
 
 from keras_groupopt.backend import generic
 from keras_groupopt.backend.fused_jax import are_fusible as are_fusible
@@ -20,6 +21,16 @@ def is_gone(variable: Any) -> bool:
     """Whether a variable's buffer was donated: `train_on_batch` then assigns one after another."""
     value = variable.value
     return not isinstance(value, jax.core.Tracer) and value.is_deleted()
+
+
+def as_computable(gradient: Tensor | None) -> Tensor | None:
+    """Returns a gradient as a dense array: JAX's sparse ones know neither norms nor `where`."""
+    return gradient.todense() if isinstance(gradient, JAXSparse) else gradient
+
+
+def combine_repeated_rows(gradient: Tensor) -> Tensor:
+    """Returns a gradient as a dense array."""
+    return generic.combine_repeated_rows(as_computable(gradient))
 
 
 def trace(step: Callable[[Tensor], None]) -> None:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from keras import ops
 
 from keras_groupopt.backend.fused_torch import are_fusible as are_fusible
 from keras_groupopt.backend.fused_torch import fused_step as fused_step
@@ -59,7 +60,8 @@ def private_copies(values: Sequence[Tensor]) -> list[Tensor]:
     Updates on lists are in place, also where Keras passes values instead of variables.
     """
     # Fused steps read memory in order.
-    return [value.clone(memory_format=torch.contiguous_format) for value in values]
+    tensors = map(ops.convert_to_tensor, values)
+    return [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
 
 
 @torch.no_grad()

@@ -124,7 +124,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         clipvalue: Limit of each gradient element, in groups without clipping. Default: `None`, no
             limit.
         gradient_accumulation_steps: Micro-batches per optimizer step, at least 1. Their gradients
-            are averaged in float32 before anything else uses them. A window that is open at the end
+            are averaged in float32 before anything else uses them; in `fit` a short last
+            micro-batch weighs as a full one. A window that is open at the end
             of an epoch carries over; `kgo.FlushAccumulation` closes it instead. Default: `None`,
             as 1: no accumulation.
         ema: An average of the weights over optimizer steps: `kgo.EMA(...)` or `kgo.SWA(...)`.

@@ -94,6 +94,13 @@ class UpdateRule(keras.optimizers.Optimizer):
 
     def __init__(self, learning_rate: Any, **kwargs: Any) -> None:
         where = type(self).__name__
+        if isinstance(learning_rate, (str, type, keras.optimizers.Optimizer)):
+            wraps = any(argument.name == "rule" for argument in self.arguments)
+            advice = f"Name the rule: `{where}(rule=...)`." if wraps else ""
+            raise TypeError(
+                "`learning_rate` must be a number, a schedule or a function without arguments. "
+                f"Received: learning_rate={learning_rate!r} in {where}. {advice}".rstrip()
+            )
         if isinstance(learning_rate, numbers.Real):
             # Keras refuses integers and NumPy scalars.
             learning_rate = check_number("learning_rate", learning_rate, where=where)
@@ -148,7 +155,7 @@ class UpdateRule(keras.optimizers.Optimizer):
         """
         self._this_step.scalars = {}
         try:
-            super().apply(grads, trainable_variables)
+            super().apply([backend.as_computable(g) for g in grads], trainable_variables)
         finally:
             # They may be tensors of a graph that ends here.
             self._this_step.scalars = None

@@ -230,7 +230,8 @@ def as_selector(value: Any, argument: str = "selector") -> Selector:
 
     Args:
         value: A selector; a string, which means `path`; a Keras layer or model, which means
-            `layer`; or a list or tuple of these, which means any of them.
+            `layer`; a Keras variable, which means `variables`; or a list or tuple of these, which
+            means any of them.
         argument: The name of the argument in errors. Default: "selector".
 
     Returns:
@@ -252,6 +253,8 @@ def as_selector(value: Any, argument: str = "selector") -> Selector:
         return _any_of(value, argument)
     if _is_layer(value):
         return Selector._kinds["layer"](value)  # type: ignore[call-arg]
+    if hasattr(value, "shape") and hasattr(value, "trainable"):
+        return Selector._kinds["variables"](value)  # type: ignore[call-arg]
     raise TypeError(
         f"`{argument}` must be a layer path, a layer, a selector, or a list of these. "
         f"Received: {argument}={_short(value)} (of type {type(value).__name__}).{_hint(value)}"
@@ -282,8 +285,6 @@ def _short(value: Any) -> str:
 def _hint(value: Any) -> str:
     if isinstance(value, type):
         return f' To choose all layers of a class use `layer_type("{value.__name__}")`.'
-    if hasattr(value, "shape") and hasattr(value, "trainable"):
-        return " To choose single variables use `variables(v, ...)`."
     if hasattr(value, "apply_gradients"):
         return " Pass an optimizer as the rule of a group: `Group(name, selector, rule=...)`."
     if callable(value):

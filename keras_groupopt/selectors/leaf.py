@@ -68,6 +68,9 @@ def nearest(text: str, catalog: VariableCatalog) -> str:
     if not near and len(catalog):
         some = dict.fromkeys(path.split("/")[0] for path in catalog.paths)
         advice = f" The model begins with {', '.join(map(repr, list(some)[:6]))}."
+    if text in near:
+        literal = "".join(f"[{letter}]" if letter in "[*?" else letter for letter in text)
+        advice += f" `[`, `*` and `?` are wildcards: to match the characters, write {literal!r}."
     if near and catalog.is_automatic_name(text):
         advice += f" Automatic names such as {text!r} are counted anew below each parent."
     if catalog.provisional:

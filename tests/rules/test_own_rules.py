@@ -487,6 +487,17 @@ def test_a_rule_that_lookahead_cannot_take_is_refused(case: str) -> None:
         kgo.Lookahead(rule=make_rule())
 
 
+@pytest.mark.parametrize("rule", ["adam", keras.optimizers.Adam, keras.optimizers.Adam()])
+def test_a_rule_in_the_place_of_the_rate_is_answered_with_its_name(rule: Any) -> None:
+    """Lookahead of other packages takes the optimizer first."""
+    with pytest.raises(
+        TypeError, match=r"in Lookahead\. Name the rule: `Lookahead\(rule="
+    ):
+        kgo.Lookahead(rule)
+    with pytest.raises(TypeError, match=r"must be a number, a schedule .* in RAdam\.$"):
+        kgo.RAdam(rule)
+
+
 def test_a_group_of_lookahead_survives_a_config_with_the_rule_within() -> None:
     inner = kgo.rule("lion", beta_1=0.5)
     rule = kgo.rule("lookahead", rule=inner, sync_period=2)

@@ -411,7 +411,6 @@ BAD_ARGUMENTS = [
     (lambda: as_selector([]), ValueError, "`selector` must not be empty"),
     (lambda: as_selector(len), TypeError, r"use `where\(function\)`"),
     (lambda: as_selector(FakeLayer), TypeError, r'use `layer_type\("FakeLayer"\)`'),
-    (lambda: as_selector(FakeVariable("a")), TypeError, r"use `variables\(v, ...\)`"),
     (lambda: path("head") | 3, TypeError, "must be a layer path.*type int"),
     (lambda: Selector.from_config({"selector": "paths"}), ValueError, "'selector' that is one of"),
     (lambda: Selector.from_config({"selector": "path"}), ValueError, "what `get_config` returned"),
@@ -426,6 +425,14 @@ def test_a_bad_argument_gets_the_rule_and_what_was_received(make, error, message
         make()
 
 
+def test_a_name_that_reads_as_a_wildcard_is_answered_with_what_matches_it():
+    among = catalog(variable("block[1]/kernel"), variable("head/kernel"))
+    with pytest.raises(ValueError, match=r"wildcards: .* write 'block\[\[\]1\]'") as caught:
+        path("block[1]").resolve(among)
+    advised = str(caught.value).split("write ")[1].strip("'.")
+    assert chosen(path(advised), among) == ["block[1]/kernel"]
+
+
 # Objects
 
 
@@ -438,7 +445,7 @@ def test_layers_and_variables_are_chosen_by_identity_and_written_only_with_a_cat
     selector = variables(twin)
     assert chosen(selector, among) == ["b/kernel"]
     assert selector.get_config(among) == {"selector": "variables", "paths": ["b/kernel"]}
-    assert selector == variables(twin) != variables(kernel)
+    assert selector == variables(twin) == as_selector(twin) != variables(kernel)
     with pytest.raises(ValueError, match="'c/kernel', which is none of its 3"):
         variables(kernel, FakeVariable("c/kernel")).resolve(among)
     for held in (layer_a, selector):

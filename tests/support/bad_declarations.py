@@ -164,10 +164,4 @@ SELECTORS = [
             f'In group "head" … {text}',
         ),
     )
-] + rows(
-    TypeError,
-    (
-        lambda world: Group("head", world.variables[0]),
-        'In group "head" … use `variables(v, ...)`',
-    ),
-)
+]

@@ -12,8 +12,8 @@ import keras
 import numpy as np
 import pytest
 from comparing import assert_close, assert_same, compiled_step
-from own_references import RAdam as RAdamReference
 from own_rules import BAD, OWN_ROWS, table
+from own_rules import RAdam as RAdamReference
 
 import keras_groupopt as kgo
 from keras_groupopt.rules.registry import rule_names
@@ -308,7 +308,7 @@ def test_the_switch_falls_at_the_sixth_step_however_long_the_memory(beta_2: floa
     weight = keras.Variable([0.0, 0.0])
     optimizer = kgo.RAdam(1.0, beta_1=0.0, beta_2=beta_2, epsilon=0.0)
     gradient = np.array([1.0, 4.0])
-    rule = RAdamReference(0.0, beta_2, 0.0)
+    rule = RAdamReference(beta_1=0.0, beta_2=beta_2, epsilon=0.0)
     for step in range(1, 9):
         weight.assign([0.0, 0.0])
         optimizer.apply(tensors([gradient]), [weight])
@@ -490,9 +490,7 @@ def test_a_rule_that_lookahead_cannot_take_is_refused(case: str) -> None:
 @pytest.mark.parametrize("rule", ["adam", keras.optimizers.Adam, keras.optimizers.Adam()])
 def test_a_rule_in_the_place_of_the_rate_is_answered_with_its_name(rule: Any) -> None:
     """Lookahead of other packages takes the optimizer first."""
-    with pytest.raises(
-        TypeError, match=r"in Lookahead\. Name the rule: `Lookahead\(rule="
-    ):
+    with pytest.raises(TypeError, match=r"in Lookahead\. Name the rule: `Lookahead\(rule="):
         kgo.Lookahead(rule)
     with pytest.raises(TypeError, match=r"must be a number, a schedule .* in RAdam\.$"):
         kgo.RAdam(rule)

@@ -13,34 +13,29 @@ import inspect
 import keras
 import references
 from rule_table import RATE as R
-from rule_table import Original, RuleRow, of_optax, of_torch
+from rule_table import RuleRow, of_optax, of_torch
 
 K = keras.optimizers
 _RATE_NOT_CAST = "Keras multiplies by the rate as it is, which on TensorFlow must be a variable"
 NADAM_ON_TORCH = "Keras passes a bfloat16 of NumPy, which torch does not know"
 
+SGD_CASES = {
+    "": {},
+    "_momentum": {"momentum": 0.9},
+    "_nesterov": {"momentum": 0.9, "nesterov": True},
+}
+
 KERAS_ROWS: dict[str, RuleRow] = {
     "sgd": RuleRow(
         K.SGD,
         references.SGD,
-        {
-            "": {},
-            "_momentum": {"momentum": 0.9},
-            "_nesterov": {"momentum": 0.9, "nesterov": True},
-        },
-        fused={
-            "": {},
-            "_momentum": {"momentum": 0.8},
-            "_nesterov": {"momentum": 0.8, "nesterov": True},
-        },
+        SGD_CASES,
+        fused=SGD_CASES,
         mirrored={"momentum": 0.9, "nesterov": True},
         originals={
-            "": Original(of_torch(lambda p, o: o.SGD(p, R))),
-            "_momentum": Original(of_torch(lambda p, o: o.SGD(p, R, 0.9)), {"momentum": 0.9}),
-            "_nesterov": Original(
-                of_optax(lambda o: o.sgd(R, momentum=0.8, nesterov=True)),
-                {"momentum": 0.8, "nesterov": True},
-            ),
+            "": of_torch("SGD"),
+            "_momentum": of_torch("SGD", {"momentum": 0.9}),
+            "_nesterov": of_optax("sgd", {"momentum": 0.8, "nesterov": True}),
         },
     ),
     "adam": RuleRow(
@@ -52,15 +47,9 @@ KERAS_ROWS: dict[str, RuleRow] = {
             "_amsgrad": {"amsgrad": True, "beta_2": 0.5},
         },
         originals={
-            "": Original(of_torch(lambda p, o: o.Adam(p, R, eps=0.0)), {"epsilon": 0.0}),
-            "_own_betas": Original(
-                of_optax(lambda o: o.adam(R, b1=0.7, b2=0.95, eps=0.0)),
-                {"epsilon": 0.0, "beta_1": 0.7, "beta_2": 0.95},
-            ),
-            "_amsgrad": Original(
-                of_torch(lambda p, o: o.Adam(p, R, (0.9, 0.9), 0.0, amsgrad=True)),
-                {"epsilon": 0.0, "amsgrad": True, "beta_2": 0.9},
-            ),
+            "": of_torch("Adam", {"epsilon": 0.0}),
+            "_own_betas": of_optax("adam", {"epsilon": 0.0, "beta_1": 0.7, "beta_2": 0.95}),
+            "_amsgrad": of_torch("Adam", {"epsilon": 0.0, "amsgrad": True, "beta_2": 0.9}),
         },
     ),
     "adamw": RuleRow(
@@ -68,57 +57,35 @@ KERAS_ROWS: dict[str, RuleRow] = {
         references.Adam,
         switched_off={"weight_decay": 0.0},
         fused={"": {}},
-        originals={
-            "": Original(
-                of_torch(lambda p, o: o.AdamW(p, R, (0.9, 0.95), 0.0, weight_decay=0.3)),
-                {"epsilon": 0.0, "beta_2": 0.95},
-                weight_decay=0.3,
-            )
-        },
+        originals={"": of_torch("AdamW", {"epsilon": 0.0, "beta_2": 0.95}, weight_decay=0.3)},
     ),
     "nadam": RuleRow(
         K.Nadam,
         references.Nadam,
         low_precision_faults={("", "torch", "bfloat16"): NADAM_ON_TORCH},
         originals={
-            "": Original(
-                # Keras fixes what torch calls the decay of the momentum.
-                of_torch(lambda p, o: o.NAdam(p, R, (0.9, 0.95), 1e-3, momentum_decay=1.0)),
-                {"epsilon": 1e-3, "beta_2": 0.95},
-            )
+            # Keras fixes what torch calls the decay of the momentum.
+            "": of_torch("NAdam", {"epsilon": 1e-3, "beta_2": 0.95}, {"momentum_decay": 1.0}),
         },
     ),
     "adamax": RuleRow(
         K.Adamax,
         references.Adamax,
-        originals={
-            "": Original(
-                of_torch(lambda p, o: o.Adamax(p, R, (0.9, 0.9), eps=0.0)),
-                {"epsilon": 0.0, "beta_2": 0.9},
-            )
-        },
+        originals={"": of_torch("Adamax", {"epsilon": 0.0, "beta_2": 0.9})},
     ),
     "adagrad": RuleRow(
         K.Adagrad,
         references.Adagrad,
         fused={"": {"epsilon": 1e-5, "initial_accumulator_value": 0.3}},
         originals={
-            "": Original(
-                of_torch(lambda p, o: o.Adagrad(p, R, initial_accumulator_value=0.5, eps=0.0)),
-                {"initial_accumulator_value": 0.5, "epsilon": 0.0},
-            ),
-            "_own_epsilon": Original(of_optax(lambda o: o.adagrad(R, eps=1e-2)), {"epsilon": 1e-2}),
+            "": of_torch("Adagrad", {"initial_accumulator_value": 0.5, "epsilon": 0.0}),
+            "_own_epsilon": of_optax("adagrad", {"epsilon": 1e-2}),
         },
     ),
     "adadelta": RuleRow(
         K.Adadelta,
         references.Adadelta,
-        originals={
-            "": Original(
-                of_torch(lambda p, o: o.Adadelta(p, R, rho=0.9, eps=1e-2)),
-                {"rho": 0.9, "epsilon": 1e-2},
-            )
-        },
+        originals={"": of_torch("Adadelta", {"rho": 0.9, "epsilon": 1e-2})},
     ),
     "rmsprop": RuleRow(
         K.RMSprop,
@@ -131,12 +98,9 @@ KERAS_ROWS: dict[str, RuleRow] = {
             "_momentum": {"momentum": 0.4},
         },
         originals={
-            "": Original(
-                of_torch(lambda p, o: o.RMSprop(p, R, 0.8, 0.0)), {"rho": 0.8, "epsilon": 0.0}
-            ),
-            "_centered_momentum": Original(
-                of_optax(lambda o: o.rmsprop(R, 0.9, 1e-2, centered=True, momentum=0.5)),
-                {"epsilon": 1e-2, "momentum": 0.5, "centered": True},
+            "": of_torch(lambda p, o: o.RMSprop(p, R, 0.8, 0.0), {"rho": 0.8, "epsilon": 0.0}),
+            "_centered_momentum": of_optax(
+                "rmsprop", {"epsilon": 1e-2, "momentum": 0.5, "centered": True}
             ),
         },
     ),
@@ -149,18 +113,12 @@ KERAS_ROWS: dict[str, RuleRow] = {
         K.Lion,
         references.Lion,
         fused={"": {"beta_1": 0.6}},
-        originals={
-            "": Original(of_optax(lambda o: o.lion(R, b1=0.8, weight_decay=0.0)), {"beta_1": 0.8})
-        },
+        originals={"": of_optax("lion", {"beta_1": 0.8}, {"weight_decay": 0.0})},
     ),
     "lamb": RuleRow(
         K.Lamb,
         references.LAMB,
-        originals={
-            "": Original(
-                of_optax(lambda o: o.lamb(R, b2=0.95, eps=1e-3)), {"epsilon": 1e-3, "beta_2": 0.95}
-            )
-        },
+        originals={"": of_optax("lamb", {"epsilon": 1e-3, "beta_2": 0.95})},
     ),
     # Rules of this package have the names of the two below, of which Keras' are classes.
     "adafactor_of_keras": RuleRow(

@@ -14,17 +14,27 @@ The references share no code with the package and none with Keras. What they do 
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 Array = np.ndarray
 
 
 class Rule:
-    """One rule on one array; `t` counts steps from 1 and also those without a gradient."""
+    """One rule on one array; `t` counts steps from 1 and also those without a gradient.
 
-    def __init__(self) -> None:
+    Hyperparameters are attributes of its class, with their defaults. Each slot starts at zero.
+    """
+
+    slots: tuple[str, ...] = ()
+
+    def __init__(self, **arguments: Any) -> None:
+        unknown = [name for name in arguments if not hasattr(type(self), name)]
+        assert not unknown, unknown
         self.t = 0
         self.started = False
+        vars(self).update(arguments)
 
     def step(self, w: Array, g: Array | None, learning_rate: float) -> Array:
         self.t += 1
@@ -38,6 +48,8 @@ class Rule:
 
     def start(self, w: Array) -> None:
         """Make the state."""
+        for name in self.slots:
+            setattr(self, name, np.zeros_like(w))
 
     def move(self, w: Array, g: Array, learning_rate: float) -> Array:
         raise NotImplementedError
@@ -49,12 +61,8 @@ class SGD(Rule):
     v ← μ v - η g; w ← w + v, or with Nesterov's look-ahead w ← w + μ v - η g.
     """
 
-    def __init__(self, momentum: float = 0.0, nesterov: bool = False) -> None:
-        super().__init__()
-        self.momentum, self.nesterov = momentum, nesterov
-
-    def start(self, w: Array) -> None:
-        self.velocity = np.zeros_like(w)
+    momentum, nesterov = 0.0, False
+    slots = ("velocity",)
 
     def move(self, w: Array, g: Array, learning_rate: float) -> Array:
         pull = -learning_rate * g
@@ -65,19 +73,22 @@ class SGD(Rule):
 
 
 class TwoMoments(Rule):
-    """m ← β₁ m + (1 - β₁) g;  v ← β₂ v + (1 - β₂) g²."""
+    """m ← β₁ m + (1 - β₁) g;  v ← β₂ v + (1 - β₂) g²;  m̂ = m / (1 - β₁ᵗ);  v̂ = v / (1 - β₂ᵗ)."""
 
-    def __init__(self, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-7) -> None:
-        super().__init__()
-        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
-
-    def start(self, w: Array) -> None:
-        self.m = np.zeros_like(w)
-        self.v = np.zeros_like(w)
+    beta_1, beta_2, epsilon = 0.9, 0.999, 1e-7
+    slots = ("m", "v")
 
     def accumulate(self, g: Array) -> None:
         self.m = self.beta_1 * self.m + (1 - self.beta_1) * g
         self.v = self.beta_2 * self.v + (1 - self.beta_2) * g**2
+
+    @property
+    def m_hat(self) -> Array:
+        return self.m / (1 - self.beta_1**self.t)
+
+    @property
+    def v_hat(self) -> Array:
+        return self.v / (1 - self.beta_2**self.t)
 
 
 class Adam(TwoMoments):
@@ -87,29 +98,21 @@ class Adam(TwoMoments):
     With `amsgrad`, the largest v so far is in the place of v: Reddi et al. 2018, arXiv:1904.09237.
     """
 
-    def __init__(
-        self,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
-        epsilon: float = 1e-7,
-        amsgrad: bool = False,
-    ) -> None:
-        super().__init__(beta_1, beta_2, epsilon)
-        self.amsgrad = amsgrad
-        self.largest: Array | float = 0.0
+    amsgrad = False
+    slots = ("m", "v", "largest")
 
     def move(self, w: Array, g: Array, learning_rate: float) -> Array:
         self.accumulate(g)
         self.largest = np.maximum(self.largest, self.v) if self.amsgrad else self.v
-        rate = learning_rate * np.sqrt(1 - self.beta_2**self.t) / (1 - self.beta_1**self.t)
-        return w - rate * self.m / (np.sqrt(self.largest) + self.epsilon)
+        rate = learning_rate * np.sqrt(1 - self.beta_2**self.t)
+        return w - rate * self.m_hat / (np.sqrt(self.largest) + self.epsilon)
 
 
 class Nadam(TwoMoments):
     """Dozat 2016, with the momentum schedule μₜ = β₁ (1 - ½ 0.96ᵗ) that Keras fixes.
 
     m̂ = μₜ₊₁ m / (1 - Π μᵢ, i ≤ t+1) + (1 - μₜ) g / (1 - Π μᵢ, i ≤ t)
-    w ← w - η m̂ / (√v̂ + ε);  v̂ = v / (1 - β₂ᵗ)
+    w ← w - η m̂ / (√v̂ + ε)
     """
 
     def mu(self, t: int) -> float:
@@ -120,8 +123,7 @@ class Nadam(TwoMoments):
         now, following = self.mu(self.t), self.mu(self.t + 1)
         product = np.prod([self.mu(i) for i in range(1, self.t + 1)])
         m_hat = following * self.m / (1 - product * following) + (1 - now) * g / (1 - product)
-        v_hat = self.v / (1 - self.beta_2**self.t)
-        return w - learning_rate * m_hat / (np.sqrt(v_hat) + self.epsilon)
+        return w - learning_rate * m_hat / (np.sqrt(self.v_hat) + self.epsilon)
 
 
 class LAMB(TwoMoments):
@@ -133,9 +135,7 @@ class LAMB(TwoMoments):
 
     def move(self, w: Array, g: Array, learning_rate: float) -> Array:
         self.accumulate(g)
-        m_hat = self.m / (1 - self.beta_1**self.t)
-        v_hat = self.v / (1 - self.beta_2**self.t)
-        u = m_hat / (np.sqrt(v_hat) + self.epsilon)
+        u = self.m_hat / (np.sqrt(self.v_hat) + self.epsilon)
         long, short = norm(w), norm(u)
         ratio = long / short if long > 0 and short > 0 else 1.0
         return w - learning_rate * ratio * u
@@ -147,13 +147,8 @@ class Adamax(Rule):
     m ← β₁ m + (1 - β₁) g;  u ← max(β₂ u, |g|);  w ← w - η m / ((1 - β₁ᵗ)(u + ε))
     """
 
-    def __init__(self, beta_1: float = 0.9, beta_2: float = 0.999, epsilon: float = 1e-7) -> None:
-        super().__init__()
-        self.beta_1, self.beta_2, self.epsilon = beta_1, beta_2, epsilon
-
-    def start(self, w: Array) -> None:
-        self.m = np.zeros_like(w)
-        self.u = np.zeros_like(w)
+    beta_1, beta_2, epsilon = 0.9, 0.999, 1e-7
+    slots = ("m", "u")
 
     def move(self, w: Array, g: Array, learning_rate: float) -> Array:
         self.m = self.beta_1 * self.m + (1 - self.beta_1) * g
@@ -168,20 +163,8 @@ class RMSprop(Rule):
     d = η g / √(v + ε), or centered η g / √(v - a² + ε);  b ← μ b + d;  w ← w - b
     """
 
-    def __init__(
-        self,
-        rho: float = 0.9,
-        momentum: float = 0.0,
-        epsilon: float = 1e-7,
-        centered: bool = False,
-    ) -> None:
-        super().__init__()
-        self.rho, self.momentum, self.epsilon, self.centered = rho, momentum, epsilon, centered
-
-    def start(self, w: Array) -> None:
-        self.v = np.zeros_like(w)
-        self.a = np.zeros_like(w)
-        self.b = np.zeros_like(w)
+    rho, momentum, epsilon, centered = 0.9, 0.0, 1e-7, False
+    slots = ("v", "a", "b")
 
     def move(self, w: Array, g: Array, learning_rate: float) -> Array:
         self.v = self.rho * self.v + (1 - self.rho) * g**2
@@ -197,12 +180,10 @@ class Adagrad(Rule):
     s ← s + g², from s₀;  w ← w - η g / √(s + ε)
     """
 
-    def __init__(self, initial_accumulator_value: float = 0.1, epsilon: float = 1e-7) -> None:
-        super().__init__()
-        self.first, self.epsilon = initial_accumulator_value, epsilon
+    initial_accumulator_value, epsilon = 0.1, 1e-7
 
     def start(self, w: Array) -> None:
-        self.s = np.full_like(w, self.first)
+        self.s = np.full_like(w, self.initial_accumulator_value)
 
     def move(self, w: Array, g: Array, learning_rate: float) -> Array:
         self.s = self.s + g**2
@@ -215,13 +196,8 @@ class Adadelta(Rule):
     s ← ρ s + (1 - ρ) g²;  d = √(a + ε) / √(s + ε) · g;  a ← ρ a + (1 - ρ) d²;  w ← w - η d
     """
 
-    def __init__(self, rho: float = 0.95, epsilon: float = 1e-7) -> None:
-        super().__init__()
-        self.rho, self.epsilon = rho, epsilon
-
-    def start(self, w: Array) -> None:
-        self.s = np.zeros_like(w)
-        self.a = np.zeros_like(w)
+    rho, epsilon = 0.95, 1e-7
+    slots = ("s", "a")
 
     def move(self, w: Array, g: Array, learning_rate: float) -> Array:
         self.s = self.rho * self.s + (1 - self.rho) * g**2
@@ -236,12 +212,8 @@ class Lion(Rule):
     w ← w - η sign(β₁ m + (1 - β₁) g);  m ← β₂ m + (1 - β₂) g
     """
 
-    def __init__(self, beta_1: float = 0.9, beta_2: float = 0.99) -> None:
-        super().__init__()
-        self.beta_1, self.beta_2 = beta_1, beta_2
-
-    def start(self, w: Array) -> None:
-        self.m = np.zeros_like(w)
+    beta_1, beta_2 = 0.9, 0.99
+    slots = ("m",)
 
     def move(self, w: Array, g: Array, learning_rate: float) -> Array:
         direction = np.sign(self.beta_1 * self.m + (1 - self.beta_1) * g)
@@ -257,19 +229,8 @@ class Adafactor(Rule):
     v̂ = r cᵀ / mean(r);  u = g / √v̂;  w ← w - α u / max(1, RMS(u) / d)
     """
 
-    def __init__(
-        self,
-        beta_2_decay: float = -0.8,
-        epsilon_1: float = 1e-30,
-        epsilon_2: float = 1e-3,
-        clip_threshold: float = 1.0,
-    ) -> None:
-        super().__init__()
-        self.beta_2_decay, self.epsilon_1 = beta_2_decay, epsilon_1
-        self.epsilon_2, self.clip_threshold = epsilon_2, clip_threshold
-
-    def start(self, w: Array) -> None:
-        self.rows = self.columns = self.v = 0.0
+    beta_2_decay, epsilon_1, epsilon_2, clip_threshold = -0.8, 1e-30, 1e-3, 1.0
+    rows = columns = v = 0.0
 
     def second_moment(self, squares: Array) -> Array:
         beta = 1 - float(self.t) ** self.beta_2_decay
@@ -281,13 +242,13 @@ class Adafactor(Rule):
         mean = self.rows.mean(-1, keepdims=True)
         return (self.rows / mean)[..., :, None] * self.columns[..., None, :]
 
-    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
-        def rms(x: Array) -> float:
-            return float(np.sqrt(np.mean(x**2)))
+    def length(self, w: Array, learning_rate: float) -> float:
+        """α."""
+        return max(self.epsilon_2, rms(w)) * min(learning_rate, 1 / np.sqrt(self.t))
 
+    def move(self, w: Array, g: Array, learning_rate: float) -> Array:
         u = g / np.sqrt(self.second_moment(g**2 + self.epsilon_1))
-        size = max(self.epsilon_2, rms(w)) * min(learning_rate, 1 / np.sqrt(self.t))
-        return w - size * u / max(1.0, rms(u) / self.clip_threshold)
+        return w - self.length(w, learning_rate) * u / max(1.0, rms(u) / self.clip_threshold)
 
 
 class Ftrl(Rule):
@@ -297,29 +258,21 @@ class Ftrl(Rule):
     w ← 0 if |z| ≤ λ₁, else (sign(z) λ₁ - z) / (n'ᵖ/η + 2 λ₂)
     """
 
-    def __init__(
-        self,
-        learning_rate_power: float = -0.5,
-        initial_accumulator_value: float = 0.1,
-        l1_regularization_strength: float = 0.0,
-        l2_regularization_strength: float = 0.0,
-    ) -> None:
-        super().__init__()
-        self.power, self.first = -learning_rate_power, initial_accumulator_value
-        self.l1, self.l2 = l1_regularization_strength, l2_regularization_strength
+    learning_rate_power, initial_accumulator_value = -0.5, 0.1
+    l1_regularization_strength = l2_regularization_strength = 0.0
 
     def start(self, w: Array) -> None:
-        self.n = np.full_like(w, self.first)
+        self.n = np.full_like(w, self.initial_accumulator_value)
         self.z = np.zeros_like(w)
 
     def move(self, w: Array, g: Array, learning_rate: float) -> Array:
-        n = self.n + g**2
-        self.z = self.z + g - (n**self.power - self.n**self.power) / learning_rate * w
+        before, n = self.n**-self.learning_rate_power, self.n + g**2
+        after = n**-self.learning_rate_power
+        self.z = self.z + g - (after - before) / learning_rate * w
         self.n = n
-        pull = np.sign(self.z) * self.l1 - self.z
-        return np.where(
-            np.abs(self.z) <= self.l1, 0.0, pull / (n**self.power / learning_rate + 2 * self.l2)
-        )
+        l1, l2 = self.l1_regularization_strength, self.l2_regularization_strength
+        moved = (np.sign(self.z) * l1 - self.z) / (after / learning_rate + 2 * l2)
+        return np.where(np.abs(self.z) <= l1, 0.0, moved)
 
 
 class Muon(Adam):
@@ -330,22 +283,13 @@ class Muon(Adam):
     orthogonal: x ← x/‖x‖, five times x ← a x + (b x xᵀ + c (x xᵀ)²) x, on the wide side
     """
 
-    def __init__(
-        self,
-        momentum: float = 0.95,
-        nesterov: bool = True,
-        rms_rate: float | None = 0.2,
-        ns_steps: int = 5,
-    ) -> None:
-        super().__init__()
-        self.momentum, self.nesterov = momentum, nesterov
-        self.rms_rate, self.steps = rms_rate, ns_steps
+    momentum, nesterov, rms_rate, ns_steps = 0.95, True, 0.2, 5
 
     def move(self, w: Array, g: Array, learning_rate: float) -> Array:
         if w.ndim != 2:
             return super().move(w, g, learning_rate)
         self.m = self.momentum * self.m + g
-        u = orthogonal(g + self.momentum * self.m if self.nesterov else self.m, self.steps)
+        u = orthogonal(g + self.momentum * self.m if self.nesterov else self.m, self.ns_steps)
         if self.rms_rate is None:
             return w - learning_rate * np.sqrt(max(1.0, w.shape[1] / w.shape[0])) * u
         return w - learning_rate * self.rms_rate * np.sqrt(max(w.shape)) * u
@@ -366,6 +310,11 @@ def orthogonal(x: Array, steps: int) -> Array:
 def norm(*arrays: Array) -> float:
     """The length of all values together."""
     return float(np.sqrt(sum(np.sum(np.square(a, dtype="float64")) for a in arrays)))
+
+
+def rms(x: Array) -> float:
+    """The root of the mean square."""
+    return float(np.sqrt(np.mean(x**2)))
 
 
 def decayed(

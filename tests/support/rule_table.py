@@ -1,12 +1,13 @@
 """What a row of the one table of rules says, and how the originals of rules run.
 
-The rows are in `keras_rules.py` and `own_rules.py`; `cases.py` joins them. A new rule is one row,
-beside its float64 reference.
+The rows are in `keras_rules.py` and `own_rules.py`, which joins them.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,24 +21,94 @@ Arguments = Mapping[str, Any]
 Arrays = dict[str, np.ndarray]
 RATE = 0.02
 
+# What another package calls an argument, if not by its name; torch also has all betas in one.
+SPELLED = {
+    "torch.optim": {"epsilon": "eps"},
+    "pytorch_optimizer": {"epsilon": "eps", "amsgrad": "ams_bound"},
+    "optax": {"epsilon": "eps", "beta_1": "b1", "beta_2": "b2"},
+}
+BETAS = {"beta_1": 0.9, "beta_2": 0.999}
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Original:
     """Another implementation of a rule, and with which arguments the two are one.
 
     Args:
-        run: Returns the weights after steps with these gradients, in float64.
+        package: The module that has it: `torch.optim`, or what is like it, or `optax`.
+        make: Its name there, or what makes it of the module, and of parameters before if it is
+            torch's. One that is named is given the arguments of the rule, the rate and the decay.
         arguments: Arguments of the rule. Default: none.
+        theirs: More arguments of one that is named. Default: none.
         rate: The rate of both. Default: 0.02.
         weight_decay: The decay of the group. Default: none.
         by_class: Whether the rule's own class takes the decay, in place of a group. Default: no.
     """
 
-    run: Callable[[Arrays, list[Arrays]], Arrays]
+    package: str
+    make: str | Callable[..., Any]
     arguments: Arguments = dataclasses.field(default_factory=dict)
+    theirs: Arguments = dataclasses.field(default_factory=dict)
     rate: float = RATE
     weight_decay: float | None = None
     by_class: bool = False
+
+    def made(self, *parameters: Any) -> Any:
+        module = pytest.importorskip(self.package)
+        if not isinstance(self.make, str):
+            return self.make(*parameters, module)
+        names = SPELLED[self.package]
+        given = {names.get(name, name): value for name, value in self.arguments.items()}
+        betas = {name: given.pop(name) for name in ("beta_1", "beta_2", "beta_3") if name in given}
+        if betas:
+            given["betas"] = tuple((BETAS | betas).values())
+        if self.weight_decay is not None:
+            given["weight_decay"] = self.weight_decay
+        make = operator.attrgetter(self.make)(module)
+        return make(*parameters, self.rate, **given, **self.theirs)
+
+    def run(self, weights: Arrays, gradients: list[Arrays]) -> Arrays:
+        """The weights after steps with these gradients, in float64."""
+        if self.package == "optax":
+            return self._run_on_jax(weights, gradients)
+        torch = pytest.importorskip("torch")
+        parameters = {
+            name: torch.nn.Parameter(torch.tensor(w, dtype=torch.float64, device="cpu"))
+            for name, w in weights.items()
+        }
+        optimizer = self.made(list(parameters.values()))
+        for step in gradients:
+            for name, parameter in parameters.items():
+                parameter.grad = torch.tensor(step[name], dtype=torch.float64, device="cpu")
+            optimizer.step()
+        return {name: parameter.detach().numpy() for name, parameter in parameters.items()}
+
+    def _run_on_jax(self, weights: Arrays, gradients: list[Arrays]) -> Arrays:
+        optax = pytest.importorskip("optax")
+        jax = pytest.importorskip("jax")
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            transformation = self.made()
+
+            @jax.jit
+            def all_steps(values: Any, stacked: Any) -> Any:
+                def one(carry: Any, gradient: Any) -> Any:
+                    values, state = carry
+                    move, state = transformation.update(gradient, state, values)
+                    return (optax.apply_updates(values, move), state), None
+
+                return jax.lax.scan(one, (values, transformation.init(values)), stacked)[0][0]
+
+            wide = {name: jax.numpy.asarray(w, "float64") for name, w in weights.items()}
+            stacked = {
+                name: jax.numpy.asarray(np.stack([g[name] for g in gradients]), "float64")
+                for name in weights
+            }
+            return {name: np.asarray(w) for name, w in all_steps(wide, stacked).items()}
+
+
+of_torch = functools.partial(Original, "torch.optim")
+of_package = functools.partial(Original, "pytorch_optimizer")
+of_optax = functools.partial(Original, "optax")
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,63 +155,3 @@ class RuleRow:
     def rule(self, name: str, **arguments: Any) -> Any:
         """Returns the rule under its name, or as the class that has no name of its own."""
         return kgo.rule(name if self.named else self.cls, **arguments)
-
-
-# Originals ------------------------------------------------------------------------------------
-
-
-def of_torch(make: Callable[[list[Any], Any], Any]) -> Callable[[Arrays, list[Arrays]], Arrays]:
-    """Runs an optimizer of torch's kind, made of parameters and the module `torch.optim`."""
-
-    def run(weights: Arrays, gradients: list[Arrays]) -> Arrays:
-        torch = pytest.importorskip("torch")
-        parameters = {
-            name: torch.nn.Parameter(torch.tensor(w, dtype=torch.float64, device="cpu"))
-            for name, w in weights.items()
-        }
-        optimizer = make(list(parameters.values()), torch.optim)
-        for step in gradients:
-            for name, parameter in parameters.items():
-                parameter.grad = torch.tensor(step[name], dtype=torch.float64, device="cpu")
-            optimizer.step()
-        return {name: parameter.detach().numpy() for name, parameter in parameters.items()}
-
-    return run
-
-
-def of_package(make: Callable[[list[Any], Any], Any]) -> Callable[[Arrays, list[Arrays]], Arrays]:
-    """Runs an optimizer that is made of parameters and the module `pytorch_optimizer`."""
-    return of_torch(lambda p, _: make(p, pytest.importorskip("pytorch_optimizer")))
-
-
-def ahead(optimizer: Any, k: int, alpha: float) -> Any:
-    """Lookahead of pytorch_optimizer around an optimizer of torch."""
-    return pytest.importorskip("pytorch_optimizer").Lookahead(optimizer, k=k, alpha=alpha)
-
-
-def of_optax(make: Callable[[Any], Any]) -> Callable[[Arrays, list[Arrays]], Arrays]:
-    """Runs a transformation that is made of the module `optax`."""
-
-    def run(weights: Arrays, gradients: list[Arrays]) -> Arrays:
-        optax = pytest.importorskip("optax")
-        jax = pytest.importorskip("jax")
-        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-            transformation = make(optax)
-
-            @jax.jit
-            def all_steps(values: Any, stacked: Any) -> Any:
-                def one(carry: Any, gradient: Any) -> Any:
-                    values, state = carry
-                    move, state = transformation.update(gradient, state, values)
-                    return (optax.apply_updates(values, move), state), None
-
-                return jax.lax.scan(one, (values, transformation.init(values)), stacked)[0][0]
-
-            wide = {name: jax.numpy.asarray(w, "float64") for name, w in weights.items()}
-            stacked = {
-                name: jax.numpy.asarray(np.stack([g[name] for g in gradients]), "float64")
-                for name in weights
-            }
-            return {name: np.asarray(w) for name, w in all_steps(wide, stacked).items()}
-
-    return run

@@ -257,7 +257,7 @@ def as_selector(value: Any, argument: str = "selector") -> Selector:
         return Selector._kinds["variables"](value)  # type: ignore[call-arg]
     raise TypeError(
         f"`{argument}` must be a layer path, a layer, a selector, or a list of these. "
-        f"Received: {argument}={_short(value)} (of type {type(value).__name__}).{_hint(value)}"
+        f"Received: {argument}={reprlib.repr(value)} (of type {type(value).__name__}).{_hint(value)}"
     )
 
 
@@ -273,13 +273,6 @@ def _any_of(values: list[Any] | tuple[Any, ...], argument: str) -> Selector:
 
 def _is_layer(value: Any) -> bool:
     return not isinstance(value, type) and hasattr(value, "weights") and hasattr(value, "name")
-
-
-def _short(value: Any) -> str:
-    """Returns `value` as text, without the numbers of a variable, which may be millions."""
-    if hasattr(value, "shape") and hasattr(value, "path"):
-        return f"<variable {value.path}>"
-    return reprlib.repr(value)
 
 
 def _hint(value: Any) -> str:

@@ -257,7 +257,8 @@ def as_selector(value: Any, argument: str = "selector") -> Selector:
         return Selector._kinds["variables"](value)  # type: ignore[call-arg]
     raise TypeError(
         f"`{argument}` must be a layer path, a layer, a selector, or a list of these. "
-        f"Received: {argument}={reprlib.repr(value)} (of type {type(value).__name__}).{_hint(value)}"
+        f"Received: {argument}={reprlib.repr(value)} (of type {type(value).__name__})."
+        f"{_hint(value)}"
     )
 
 

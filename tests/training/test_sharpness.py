@@ -269,7 +269,7 @@ def test_one_gradient_or_a_rho_of_zero_is_plain_training(make, rule):
     models.assert_equal(same_values, values, **tolerance)
     np.testing.assert_allclose(found["loss"], history["loss"], rtol=1e-5)
     np.testing.assert_allclose(found.get("sam_gap", 0.0), 0.0, atol=1e-6)
-    if BACKEND != "jax" or not passes:
+    if BACKEND != "jax":  # where no compiled step draws from them
         np.testing.assert_equal(same_drawn, drawn)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -41,6 +41,7 @@ from keras_groupopt.plan.group import as_anchor, as_exclusion, as_groups
 from keras_groupopt.plan.plan import Defaults
 from keras_groupopt.plan.ratios import as_ratios
 from keras_groupopt.plan.rule_spec import as_rule
+from keras_groupopt.schedules.horizon import horizon
 from keras_groupopt.selectors import default_exclude_from_decay
 from keras_groupopt.step import nonfinite
 from keras_groupopt.step.accumulation import check_steps
@@ -322,7 +323,9 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
 
     def _in_run(self) -> AbstractContextManager[Any]:
         """Returns a block in which schedules may be called that end with the run."""
-        return nullcontext() if self._built is None else self._built.in_run()
+        if self._built is None:
+            return horizon(values.told_steps(self))
+        return self._built.in_run()
 
     _require_built = require_built
     learning_rates = property(values.learning_rates)

@@ -204,6 +204,7 @@ def restart_schedules(optimizer: Any) -> None:
     built, run = require_built(optimizer, "restart_schedules"), optimizer._run
     optimizer.iterations.assign(0)
     run.total_steps = run.compared_end = None
+    run.past_history = getattr(optimizer._link.model, "history", None)
     run.warned_short.clear()
     if built.run_length is not None:
         built.run_length.forget()

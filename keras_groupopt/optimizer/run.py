@@ -58,6 +58,8 @@ class Run:
         last_step: The last step that was eager or traced. Default: none yet.
         done: The optimizer steps done when the last `fit` ended, or state was loaded. Default: 0.
         kept_total: The length of the run that was kept then. Default: `None`.
+        past_history: The history of the `fit` after which schedules were started over: it does not
+            tell the next length. Default: none.
     """
 
     pending: tuple[checkpoint.Saved, checkpoint.Terms] | None = None
@@ -72,6 +74,7 @@ class Run:
     last_step: LastStep | None = None
     done: int = 0
     kept_total: int | None = None
+    past_history: Any = None
 
     def freeze(self, names: Sequence[str], built: BuiltOptimizer) -> None:
         """Freezes the variables of some groups, and lets those go on that it froze before.

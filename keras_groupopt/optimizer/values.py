@@ -111,11 +111,25 @@ def _set_scalar(optimizer: Any, name: str, scalar: str, value: float) -> None:
 def total_steps(optimizer: Any) -> Any:
     """The optimizer steps of the run, for schedules with `total_steps="fit"`; an integer.
 
-    It is 0 until it is known: the first `fit` that trains tells it, and it is kept and saved.
+    It is 0 until it is known: the first `fit` that trains tells it, and it is kept and saved. In
+    the first epoch it is known from `on_train_begin` on.
     Set it if there is no `fit`, or to let a further `fit` stretch the schedules.
     """
-    length = None if optimizer._built is None else optimizer._built.run_length
-    return (optimizer._run.total_steps or 0) if length is None else length.variable
+    built, told = optimizer._built, told_steps(optimizer)
+    if built is None:
+        return told or 0
+    length = built.run_length
+    if length is None:
+        return optimizer._run.total_steps or 0
+    return length.variable if told is None or length.look() else told
+
+
+def told_steps(optimizer: Any) -> int | None:
+    """Returns the optimizer steps that were set, or that the present `fit` told, if any."""
+    run, model = optimizer._run, optimizer._link.model
+    told = run_length.of_fit(model, optimizer.gradient_accumulation_steps)
+    is_past = run.past_history is not None and run.past_history is getattr(model, "history", None)
+    return run.total_steps or (None if is_past else told)
 
 
 def set_total_steps(optimizer: Any, total_steps: int) -> None:

@@ -124,6 +124,23 @@ def test_a_further_fit_goes_on_past_the_end_and_says_so():
     assert not equal(fit(model, callbacks=[kgo.GroupLogger()]), before)
 
 
+def test_the_rate_and_the_length_are_known_from_the_beginning_of_the_first_fit():
+    read = []
+
+    class Read(keras.callbacks.Callback):
+        def note(self, *_, **__):
+            optimizer = self.model.optimizer
+            read.append((number(optimizer.learning_rate), int(optimizer.total_steps)))
+
+        on_train_begin = on_epoch_begin = on_train_batch_begin = note
+
+    model = compiled(kgo.schedules.Linear(0.0625, total_steps="fit"))
+    assert int(model.optimizer.total_steps) == 0
+    fit(model, callbacks=[Read()])
+    assert read[:3] == [(0.0625, 8)] * 3
+    assert {steps for _, steps in read} == {8}
+
+
 @pytest.mark.parametrize("options", [{}, {"ema": kgo.EMA(0.5, start=2)}], ids=["plain", "averages"])
 def test_a_second_phase_starts_its_schedules_over_and_keeps_all_else(options):
     model = compiled(**options)

@@ -78,8 +78,9 @@ assert [v.path for v in optimizer.plan.variables if v.decayed] == ["backbone/den
   `layer.trainable = False` for these.
 * If you unfreeze layers, add layers or enable LoRA after the first step, the next step raises an
   error that names the variables. Call `optimizer.rebuild(model)`, which keeps the state of the
-  rest. To unfreeze a part at another rate, set `layer.trainable = True` and call
-  `optimizer.add_group(kgo.Group("backbone", "backbone", learning_rate_ratio=0.1))`.
+  rest. A group whose layers are all frozen waits: `plan.summary()` names it, and it takes effect in
+  the `rebuild` after you set `layer.trainable = True`. `optimizer.add_group(...)` declares a group
+  later.
 * A schedule goes on where it was. If it ended with the first phase, the second trains at its last
   rate, and you get a warning. `optimizer.restart_schedules()` starts it over and keeps the rest.
 * If you freeze a layer after the first step, its weights and its state stay as they are.
@@ -90,11 +91,13 @@ assert [v.path for v in optimizer.plan.variables if v.decayed] == ["backbone/den
 
 model = new_model()
 model.get_layer("backbone").trainable = False
-optimizer = kgo.GroupedOptimizer(model=model, rule="adam")
+groups = [kgo.Group("backbone", "backbone", learning_rate_ratio=0.1)]
+optimizer = kgo.GroupedOptimizer(groups, model=model, rule="adam")
 model.compile(optimizer=optimizer, loss="mse")
 model.fit(x, y, verbose=0)
+assert [group.name for group in optimizer.plan.waiting] == ["backbone"]
 model.get_layer("backbone").trainable = True
-optimizer.add_group(kgo.Group("backbone", "backbone", learning_rate_ratio=0.1))
+optimizer.rebuild(model)
 optimizer.restart_schedules()
 model.fit(x, y, verbose=0)
 assert [group.name for group in optimizer.plan.groups] == ["backbone", "default"]

@@ -111,6 +111,8 @@ class Plan:
         provisional: Whether paths come from `variable.path` because no model was given. Default:
             False.
         gradient_rule: The scalars of the model's gradient rule (SAM), by name. Default: none.
+        waiting: The declared groups whose layers are all frozen. They take effect in
+            `optimizer.rebuild(model)`, once their layers train. Default: none.
 
     Example:
 
@@ -125,11 +127,17 @@ class Plan:
     defaults: Defaults
     provisional: bool = False
     gradient_rule: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    waiting: tuple[Group, ...] = ()
 
     def __getitem__(self, name: str) -> PlannedGroup:
         for planned in self.groups:
             if planned.name == name:
                 return planned
+        if any(group.name == name for group in self.waiting):
+            raise KeyError(
+                f'The group "{name}" waits: its layers are frozen. Set `trainable = True` on them, '
+                "and call `optimizer.rebuild(model)` if the optimizer is built."
+            )
         names = ", ".join(planned.name for planned in self.groups)
         raise KeyError(f'No group is called "{name}". The groups are: {names}.')
 

@@ -25,9 +25,14 @@ def plan_dict(plan: Any) -> dict[str, Any]:
             "on_nonfinite": defaults.on_nonfinite,
             "unclaimed": defaults.unclaimed,
             "overlap": defaults.overlap,
+            **({"waiting": _waiting(plan)} if plan.waiting else {}),
         },
         "groups": [_group_dict(planned, defaults) for planned in plan.groups],
     }
+
+
+def _waiting(plan: Any) -> str:
+    return ", ".join(f"{group.name} ({group.selector.describe()})" for group in plan.waiting)
 
 
 def describe_scalar(value: Any) -> str | float | None:

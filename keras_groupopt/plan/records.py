@@ -45,7 +45,11 @@ def plan_from_records(
             freeze = defaults.unclaimed == "freeze"
             declared.append(frozen_rest(name, declared) if freeze else Group(name))
     planned = []
+    # Groups without records were waiting for frozen layers.
+    waiting = tuple(group for group in groups if group.name not in names)
     for group in declared:
+        if group.name not in names:
+            continue
         effective = effective_group(group, defaults)
         members = (
             planned_variable(
@@ -59,7 +63,7 @@ def plan_from_records(
             if record["group"] == group.name
         )
         planned.append(PlannedGroup(effective, tuple(members)))
-    return Plan(tuple(planned), defaults, provisional)
+    return Plan(tuple(planned), defaults, provisional, waiting=waiting)
 
 
 def _check_variables(

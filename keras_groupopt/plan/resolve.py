@@ -26,6 +26,8 @@ def resolve(
 ) -> Plan:
     """Assigns each trainable variable to exactly one group.
 
+    A group whose layers are all frozen waits: it is in the plan, without variables.
+
     Args:
         groups: The declared groups, with unique names.
         defaults: The options of the optimizer for all groups.
@@ -37,9 +39,12 @@ def resolve(
             unclaimed and that is an error, or every group is frozen.
     """
     order = {position: place for place, position in enumerate(trainable)}
-    claims = (
+    claims = [
         (group, _trainable(group, catalog, order)) for group in groups if group.selector is not None
-    )
+    ]
+    waiting = tuple(group for group, claimed in claims if not claimed)
+    names = {group.name for group in waiting}
+    groups = [group for group in groups if group.name not in names]
     owners = _assign(claims, defaults.overlap, catalog)
     rest = [position for position in trainable if position not in owners]
     declared = list(groups)
@@ -71,7 +76,7 @@ def resolve(
             for p in members[group.name]
         )
         planned.append(PlannedGroup(effective, tuple(variables)))
-    plan = Plan(tuple(planned), defaults, catalog.provisional)
+    plan = Plan(tuple(planned), defaults, catalog.provisional, waiting=waiting)
     check_drives(plan)
     return plan
 
@@ -96,7 +101,7 @@ def _matched(claimant: Group | Ratio, catalog: VariableCatalog) -> frozenset[int
 def _trainable(group: Group, catalog: VariableCatalog, order: dict[int, int]) -> frozenset[int]:
     matched = _matched(group, catalog)
     claimed = matched.intersection(order)
-    if not claimed:
+    if not claimed and not any(catalog.infos[position].waits for position in matched):
         raise ValueError(
             f"A selector must match at least one trainable variable. Received: {_named(group)}, "
             f"which matches only variables that are not trainable: {_listing(catalog, matched)}. "

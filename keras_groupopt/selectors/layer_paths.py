@@ -88,8 +88,9 @@ def describe_model(model: keras.Layer) -> VariableCatalog:
     for variable, info in zip(strays, describe_variables(strays), strict=True):
         path = _untaken(info.path, taken)
         walk.places[id(variable)] = [_Place(path, path.split("/")[-1], ())]
+    frozen = compat.frozen_weights(model)
     infos = [
-        _variable_info(variable, walk.places[key], key in trainable)
+        _variable_info(variable, walk.places[key], key in trainable, key in frozen)
         for key, variable in variables.items()
     ]
     return VariableCatalog(tuple(infos), unbuilt_layers=tuple(walk.unbuilt))
@@ -191,7 +192,9 @@ class _Walk:
         return self._children[id(layer)]
 
 
-def _variable_info(variable: Any, places: list[_Place], trainable: bool) -> VariableInfo:
+def _variable_info(
+    variable: Any, places: list[_Place], trainable: bool, waits: bool = False
+) -> VariableInfo:
     first, *others = places
     paths = [place.path for place in places]
     keras_path = _keras_path(variable)
@@ -210,6 +213,7 @@ def _variable_info(variable: Any, places: list[_Place], trainable: bool) -> Vari
         identity=id(variable),
         keras_path=keras_path,
         alias_layers=tuple(above.values()),
+        waits=waits,
     )
 
 

@@ -50,6 +50,8 @@ class VariableInfo:
         shape: The shape.
         dtype: The data type. Default: `"float32"`.
         trainable: Whether Keras trains it at present. Default: True.
+        waits: Whether Keras would train it if its layer were not frozen. It is not compared.
+            Default: False.
         aliases: Its other paths: further places in the model if it is shared, and Keras' own
             `variable.path` if that differs. They are not compared, since they differ between
             processes. Default: none.
@@ -75,6 +77,7 @@ class VariableInfo:
     identity: int = field(default=0, compare=False)
     keras_path: str = field(default="", compare=False)
     alias_layers: tuple[LayerInfo, ...] = field(default=(), compare=False)
+    waits: bool = field(default=False, compare=False)
 
     @property
     def rank(self) -> int:

@@ -34,6 +34,19 @@ def own_variables(layer: keras.Layer) -> list[keras.Variable]:
     return list({id(variable): variable for variable in variables}.values())
 
 
+def frozen_weights(model: keras.Model) -> set[int]:
+    """Returns the identities of the weights that would train if their layers were not frozen.
+
+    A weight's own `trainable` is also `False` for statistics, and for kernels that LoRA adapts.
+    """
+    return {
+        id(variable)
+        for layer in model._flatten_layers()
+        if not layer.trainable
+        for variable in layer._trainable_variables
+    }
+
+
 def all_layers(model: keras.Sequential) -> list[keras.Layer]:
     """Returns the layers of a Sequential model with its input layer, which `layers` leaves out."""
     return list(model._layers)

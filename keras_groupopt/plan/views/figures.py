@@ -29,6 +29,7 @@ JOINT_OPTIONS = {
     "gradient_accumulation_steps": "Micro-batches per step",
     "ema": "Average of the weights",
     "on_nonfinite": "Gradients not finite",
+    "waiting": "Waiting for frozen layers",
 }
 PROVISIONAL_NOTE = (
     "Provisional: paths come from variable names, so parents may be missing. "

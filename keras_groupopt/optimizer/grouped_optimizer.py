@@ -223,6 +223,8 @@ class GroupedOptimizer(keras.optimizers.Optimizer):
         # The counter itself. Keras divides it by `gradient_accumulation_steps`, once that is set.
         self._counter = super().iterations
         self._fingerprint = checkpoint.protect_early(self)
+        # `compile` makes an optimizer from a config with tracking switched off.
+        compat.track_all_state(self)
         limits = check_clipping(clipnorm, global_clipnorm, clipvalue, where=where)
         self.clipnorm, self.global_clipnorm, self.clipvalue = limits
         self.weight_decay = check_scalar("weight_decay", weight_decay, where=where)
